@@ -1,0 +1,384 @@
+"""From a checked graph to the engine's parts: devices, resources, lanes, edges. Made at load, once.
+
+Copies between places are stages of their own (axiom 2.6), put in here: one a producer and place, named
+`target > cpu`, with own lane and credits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import typing
+from typing import TYPE_CHECKING, Any
+
+from pipeflow.barrier import BarrierRunner, GuardedRunner, gates_of_this_loop
+from pipeflow.device import make_device, resolve_auto
+from pipeflow.device.cpu import Cpu
+from pipeflow.device.cpu_late import CpuLate
+from pipeflow.edge import Edge
+from pipeflow.inputs import Arrivals, Batches, Join, Select, Single, Turns
+from pipeflow.lane import Lane
+from pipeflow.launch import InlineLauncher, TaskLauncher, ThreadLauncher
+from pipeflow.resource import Shared
+from pipeflow.runner import Runner
+from pipeflow.spec import OnError
+from pipeflow.stage import Gather, Kind, Stage
+
+if TYPE_CHECKING:
+    from pipeflow.device.base import Device
+    from pipeflow.engine import Engine
+    from pipeflow.graph import Graph, Node
+    from pipeflow.inputs import Policy
+    from pipeflow.launch import Launcher
+
+__all__ = ["Assembly", "Copy", "InputRunner", "seed_of"]
+
+
+def seed_of(*parts: object) -> int:
+    """A seed of 63 bits from names and numbers, the same in every process."""
+    text = "\0".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+class Copy(Stage[Any, Any]):
+    """An inserted stage: a value's tensors in another place."""
+
+    def __init__(self, config: Any, source: Device, to: Device) -> None:
+        super().__init__(config)
+        self.source = source
+        self.to = to
+        self.stream: Any = None
+
+    def run(self, item: Any) -> Any:
+        return self.source.copy(item, self.to, self.stream)
+
+
+class InputRunner(Runner):
+    """The stage `input`: items come from `Pipeline.submit`, each with a ticket."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.offers: list[Any] = []
+        self.ending = False
+
+    def pump(self) -> None:
+        from pipeflow.fence import REACHED
+        from pipeflow.job import Output
+
+        self._queued_for_pump = False
+        if self.closed or not self.engine.admitting:
+            return
+        while self.offers:
+            edges = tuple(edge for edge in self.outs if edge.selects(self._next))
+            if not all(edge.admits() for edge in edges):
+                return
+            value, ticket = self.offers.pop(0)
+            for edge in edges:
+                edge.take()
+            self.counters.started += 1
+            self.counters.made += 1
+            self._hand_over(Output(value=value, fence=REACHED, charged=edges, tickets=(ticket,)))
+        if self.ending or self.engine.sources_ended:
+            self.engine.callers -= 1
+            self.close()
+
+    def waits_for(self) -> str:
+        return "ended" if self.closed else "its caller"
+
+
+class Assembly:
+    """Builds one run. `devices`, `shared` and `runners` are by name."""
+
+    def __init__(self, engine: Engine, graph: Graph, name: str, incarnation: str) -> None:
+        self.engine = engine
+        self.graph = graph
+        self.name = name
+        self.incarnation = incarnation
+        self.devices: dict[str, Device] = {}
+        self.shared: dict[str, Shared] = {}
+        self.runners: dict[str, Runner] = {}
+        self.lanes: list[Lane] = []
+        self.answering: str | None = None
+
+    # Devices ---------------------------------------------------------------------------------------
+
+    def make_devices(self) -> None:
+        """Every device that the file names; may import torch and take seconds. Off the loop."""
+        wanted: dict[str, None] = {}
+        for node in self.graph.nodes.values():
+            for device in node.devices:
+                wanted[resolve_auto(device)] = None
+        for resource in self.graph.resources:
+            for device in self.devices_of_resource(resource):
+                wanted[device] = None
+        self.devices = {name: make_device(name) for name in wanted}
+        late = next((device for device in self.devices.values() if isinstance(device, CpuLate)), None)
+        self.host: Device = late if late is not None else Cpu("host")
+        self.engine.poisons = late
+
+    def devices_of_resource(self, name: str) -> list[str]:
+        """Where a resource is opened: where it says, else wherever its stages run, else on the host."""
+        resource = self.graph.resources[name]
+        found: dict[str, None] = {resolve_auto(device): None for device in resource.devices}
+        if not found:
+            for node in self.graph.nodes.values():
+                if name in (*node.reads.values(), *node.writes.values()):
+                    found |= {resolve_auto(device): None for device in node.devices}
+            for other in self.graph.resources.values():
+                if name in other.reads.values():
+                    found |= {device: None for device in self.devices_of_resource(other.name)}
+        return list(found) or ["cpu"]
+
+    # Runners ---------------------------------------------------------------------------------------
+
+    def make_runners(self) -> None:
+        """Stages with lanes and edges, in order. On the loop; starts the lanes' threads."""
+        self._find_answer()
+        gates = gates_of_this_loop(list(self.devices))
+        for name in self.graph.order:
+            node = self.graph.nodes[name]
+            runner = self._runner(node)
+            self.runners[name] = runner
+            if node.kind is not Kind.BARRIER and not node.cls.is_input:
+                self._lanes(node, runner, gates)
+            self._edges(node, runner)
+            self.engine.add(runner)
+        for node in self.graph.barriers:
+            self._section(node, gates)
+        for lane in self.lanes:
+            if lane.gate is not None:
+                lane.gate.nodes.add(self.runners[lane.name])
+
+    def _find_answer(self) -> None:
+        nodes = self.graph.nodes.values()
+        inputs = [node for node in nodes if node.cls.is_input]
+        outputs = [node for node in nodes if node.cls.is_output]
+        leaves = [node for node in nodes if not node.consumers and node.kind is not Kind.BARRIER]
+        if inputs and (outputs or len(leaves) == 1):
+            self.answering = (outputs or leaves)[0].name
+
+    def _runner(self, node: Node) -> Runner:
+        spec = node.spec
+        cls: type[Runner] = Runner
+        if node.kind is Kind.BARRIER:
+            cls = BarrierRunner
+        elif node.guarded:
+            cls = GuardedRunner
+        elif node.cls.is_input:
+            cls = InputRunner
+            self.engine.callers += 1
+        several = len(node.inputs) > 1
+        runner = cls(
+            self.engine,
+            node.name,
+            kind=Kind.MAP if node.guarded else node.kind,
+            # One lane writes; handing over late would only hide the version that an item carries.
+            ordered=spec.ordered or bool(node.writes),
+            on_host=not node.devices,
+            starts_domain=node.kind is not Kind.MAP or (several and not node.joins and not node.selects_ports),
+            on_error=spec.on_error if isinstance(spec.on_error, OnError) else None,
+            retriable=node.retriable,
+            scatters=node.kind is Kind.GATHER and _scatters(node.cls),
+            timeout=spec.timeout,
+        )
+        if self.answering is not None:
+            answer = self.graph.nodes[self.answering]
+            runner.answers = node is answer
+            runner.feeds_answer = node is answer or self.graph.behind(answer, node)
+        return runner
+
+    def _edges(self, node: Node, runner: Runner) -> None:
+        if node.guarded:
+            return  # its barrier runs it
+        edges: list[Edge] = []
+        for link in node.inputs:
+            producer = self._place(self.runners[link.source], node)
+            queue = node.spec.queue or self.engine.spec.queue
+            edge = Edge(
+                producer,
+                runner,
+                items=queue.items,
+                nbytes=queue.bytes,
+                every=node.spec.every or 1,
+                port=link.port,
+                name=link.name,
+                declared=self.graph.nodes[link.source].spec.bytes,
+                pinned=self._pinned(self.graph.nodes[link.source], node),
+            )
+            producer.outs.append(edge)
+            edges.append(edge)
+        if edges:
+            runner.inputs = self._policy(node, edges, runner)
+
+    def _policy(self, node: Node, edges: list[Edge], runner: Runner) -> Policy:
+        if node.kind is Kind.GATHER:
+            stage = runner.lanes[0].stage
+            assert isinstance(stage, Gather)
+            return Batches(edges, stage, scatters=runner.scatters)
+        if node.joins:
+            return Join(edges)
+        if node.selects_ports:
+            return Select(edges)
+        if len(edges) == 1:
+            return Single(edges)
+        return Turns(edges) if node.spec.ordered else Arrivals(edges)
+
+    def _pinned(self, producer: Node, consumer: Node) -> bool:
+        """Whether the consumer (or the section behind it) must see the version that its item made."""
+        written = set(producer.writes.values())
+        readers = self.graph.section(consumer) if consumer.kind is Kind.BARRIER else [consumer]
+        return any(written & set(reader.reads.values()) for reader in readers)
+
+    # Copies ----------------------------------------------------------------------------------------
+
+    def _place(self, producer: Runner, consumer: Node) -> Runner:
+        """The producer as the consumer sees it: behind a copy where their memory is not the same."""
+        if not producer.lanes or consumer.kind is Kind.BARRIER:
+            return producer
+        source = producer.lanes[0].device
+        targets = [self.devices[resolve_auto(device)] for device in consumer.devices] or [self.host]
+        if all(target.place == source.place for target in targets):
+            return producer
+        if len({target.place for target in targets}) > 1:
+            return producer  # lanes on several devices: each takes what it needs itself
+        target = targets[0]
+        name = f"{producer.name} > {target.place}"
+        if name in self.runners:
+            return self.runners[name]
+        gates = gates_of_this_loop()
+        runner = Runner(
+            self.engine,
+            name,
+            kind=Kind.MAP,
+            ordered=True,
+            on_host=False,
+            starts_domain=False,
+            on_error=None,
+            retriable=False,
+        )
+        device = source if source.place != "cpu" else target
+        stage = Copy(None, device, target)
+        lane = self._lane(name, 0, stage, device, runner, gates, in_flight=2)
+        stage.stream = lane.stream
+        runner.lanes.append(lane)
+        queue = self.engine.spec.queue
+        edge = Edge(producer, runner, items=queue.items, nbytes=queue.bytes)
+        producer.outs.append(edge)
+        runner.inputs = Single([edge])
+        runner.feeds_answer = producer.feeds_answer
+        self.runners[name] = runner
+        self.engine.add(runner)
+        return runner
+
+    # Lanes -----------------------------------------------------------------------------------------
+
+    def _lanes(self, node: Node, runner: Runner, gates: Any) -> None:
+        devices = [self.devices[resolve_auto(name)] for name in node.devices] or [self.host]
+        index = 0
+        for device in devices:
+            for _ in range(node.spec.replicas):
+                stage = node.cls(node.config)
+                lane = self._lane(
+                    node.name, index, stage, device, runner, gates, node.spec.in_flight, node.spec.launcher
+                )
+                runner.lanes.append(lane)
+                index += 1
+
+    def _lane(
+        self,
+        name: str,
+        index: int,
+        stage: Stage[Any, Any],
+        device: Device,
+        runner: Runner,
+        gates: Any,
+        in_flight: int,
+        launcher: str | None = None,
+    ) -> Lane:
+        on_host = runner.on_host
+        stream = device.host_stream() if on_host and isinstance(device, CpuLate) else device.stream(name)
+        gated = not on_host or bool(self.graph.nodes[name].writes if name in self.graph.nodes else ())
+        lane = Lane(
+            name=name,
+            index=index,
+            stage=stage,
+            device=device,
+            stream=stream,
+            gate=gates.of(device.name if not on_host else "cpu") if gated else None,
+            in_flight=in_flight,
+            run_dir=self.engine.folder.path,
+            stop=self.engine.stop,
+            seed=seed_of(self.engine.spec.seed, name),
+        )
+        lane.is_source = runner.kind is Kind.SOURCE
+        self._launchers(lane, runner, launcher)
+        self.lanes.append(lane)
+        return lane
+
+    def _launchers(self, lane: Lane, runner: Runner, wanted: str | None) -> None:
+        engine = self.engine
+        name = f"{lane.name}[{lane.index}]"
+        marks = not runner.on_host and lane.device.place != "cpu" or isinstance(lane.device, CpuLate)
+        inline = (wanted or ("inline" if lane.stage.inline else "thread")) == "inline"
+        if lane.is_async:
+            task = TaskLauncher(
+                lambda work, task_name: engine.start_soon(work, name=task_name), name, lane.in_flight
+            )
+            lane.launcher = task
+            engine.launchers.append(task)
+            inline = False
+            if runner.on_host and not marks:
+                lane.watcher = lane.hook_launcher = task
+                if lane.has_setup or lane.has_finish:
+                    lane.hook_launcher = self._thread(name, marks=False)
+                return
+            lane.watcher = lane.hook_launcher = self._thread(name, marks=marks)
+            if not runner.on_host:
+                lane.enqueue = lane.make_enqueue(engine, lane.hook_launcher)
+            return
+        launcher: Launcher
+        if inline:
+            launcher = InlineLauncher(name, engine.inbox, marks=marks)
+            engine.launchers.append(launcher)
+        else:
+            launcher = self._thread(name, marks=marks)
+        lane.launcher = lane.watcher = lane.hook_launcher = launcher
+
+    def _thread(self, name: str, *, marks: bool) -> Launcher:
+        launcher = ThreadLauncher(name, self.engine.inbox, marks=marks)
+        self.engine.launchers.append(launcher)
+        return launcher
+
+    # Barriers --------------------------------------------------------------------------------------
+
+    def _section(self, node: Node, gates: Any) -> None:
+        barrier = self.runners[node.name]
+        assert isinstance(barrier, BarrierRunner)
+        names = list(self.devices)
+        if node.spec.scope is not None and node.spec.scope != "all":
+            from pipeflow.graph import devices_of
+
+            named = self.engine.device_names
+            names = [resolve_auto(name) for name in devices_of(node.spec.scope, named)]
+        barrier.scope = [(self.devices[name], gates.of(name)) for name in names]
+        for guarded in self.graph.section(node):
+            runner = self.runners[guarded.name]
+            assert isinstance(runner, GuardedRunner)
+            runner.barrier = barrier
+            barrier.section.append(runner)
+        scope = {id(gate) for _, gate in barrier.scope}
+        barrier.background = [
+            lane for lane in self.lanes if lane.stage.background and (lane.gate is None or id(lane.gate) in scope)
+        ]
+
+
+def _scatters(cls: type[Stage[Any, Any]]) -> bool:
+    """Whether a gather says that it returns a Scatter."""
+    from pipeflow.item import Scatter
+
+    try:
+        result = typing.get_type_hints(cls.run).get("return")
+    except NameError:  # a type that is only imported for checking: look at its text
+        result = cls.run.__annotations__.get("return")
+    if isinstance(result, str):
+        return result.startswith("Scatter")
+    return (typing.get_origin(result) or result) is Scatter

@@ -1,0 +1,301 @@
+"""Barriers: gates that stop launches, and the section of guarded stages that runs while all is quiet.
+
+A barrier stops launches, not items: queues and half-filled batches stay, sources and host stages go on.
+Phases (axiom 5.1): gates of the lanes in scope close and jobs return; fences are reached; `quiesce` hooks
+join host producers; devices are drained off the loop; guarded stages run one at a time; gates open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from pipeflow.device.base import Permit
+from pipeflow.errors import DeviceError, StageError
+from pipeflow.inputs import Taken
+from pipeflow.item import Trigger
+from pipeflow.job import Job
+from pipeflow.runner import Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeflow.device.base import Device, Freed
+    from pipeflow.edge import Edge
+    from pipeflow.lane import Lane
+
+__all__ = ["BarrierRunner", "Gate", "GuardedRunner", "gates_of_this_loop"]
+
+
+class Gate:
+    """The launch gate of one device, shared by all pipelines of the process (axiom 5.2)."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.open = True
+        self.nodes: set[Runner] = set()
+        """Stages with lanes behind it, woken when it opens."""
+        self._in_hand: dict[tuple[str, int | None], int] = {}
+        """(lane, item) to launches whose fence is not reached."""
+        self._quiet: list[asyncio.Future[None]] = []
+
+    def enter(self, lane: Lane, seq: int | None) -> None:
+        """A launch begins. Only behind an open gate, or inside a section."""
+        key = (f"{lane.name}[{lane.index}]", seq)
+        self._in_hand[key] = self._in_hand.get(key, 0) + 1
+
+    def leave(self, lane: Lane, seq: int | None) -> None:
+        """Its fence is reached."""
+        key = (f"{lane.name}[{lane.index}]", seq)
+        left = self._in_hand[key] - 1
+        if left:
+            self._in_hand[key] = left
+            return
+        del self._in_hand[key]
+        if not self._in_hand:
+            waiting, self._quiet = self._quiet, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def in_hand(self) -> list[str]:
+        """The launches that are not over, in words."""
+        return [f"{lane} item {seq}" if seq is not None else lane for lane, seq in self._in_hand]
+
+    async def quiet(self) -> None:
+        """Wait until every launch behind it is over."""
+        while self._in_hand:
+            future = asyncio.get_running_loop().create_future()
+            self._quiet.append(future)
+            await future
+
+    def reopen(self) -> None:
+        self.open = True
+        for node in list(self.nodes):
+            node.wake()
+
+
+class _Gates:
+    """The gates of one event loop, and the lock by which one barrier is under way at a time."""
+
+    def __init__(self) -> None:
+        self._gates: dict[str, Gate] = {}
+        self.one_at_a_time = anyio.Lock()
+
+    def of(self, device: str) -> Gate:
+        if device not in self._gates:
+            self._gates[device] = Gate(device)
+        return self._gates[device]
+
+    def names(self) -> list[str]:
+        return list(self._gates)
+
+
+_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Gates] = weakref.WeakKeyDictionary()
+_driver: dict[str, weakref.ref[asyncio.AbstractEventLoop]] = {}
+
+
+def gates_of_this_loop(devices: Sequence[str] = ()) -> _Gates:
+    """The gates of the running loop.
+
+    A GPU belongs to the first loop that drives it, as a gate could not hold another loop's launches.
+    Raises DeviceError where `devices` names one that a second loop drives.
+    """
+    loop = asyncio.get_running_loop()
+    for device in devices:
+        if not device.startswith("cuda"):
+            continue
+        owner = _driver[device]() if device in _driver else None
+        if owner is not None and owner is not loop and not owner.is_closed():
+            raise DeviceError(
+                f"device {device!r} is driven by another event loop of this process. "
+                "Run both pipelines in one loop, or in two processes"
+            )
+        _driver[device] = weakref.ref(loop)
+    return _by_loop.setdefault(loop, _Gates())
+
+
+class GuardedRunner(Runner):
+    """A stage that runs only inside a barrier's section; what it emits flows on as from any stage."""
+
+    barrier: BarrierRunner
+
+    def pump(self) -> None:
+        self._queued_for_pump = False
+        if self.closed:
+            return
+        while self._emit():
+            pass
+        if self.barrier.closed and not self._hand:
+            self._exhausted = True
+            self._try_close()
+
+    async def run_guarded(self, trigger: Trigger, charged: tuple[Edge, ...]) -> None:
+        """One call with the trigger, on its own lane; returns once its fence is reached."""
+        lane = self.lanes[0]
+        while lane.leases and lane.leases.blocker(first=True) is not None:
+            # Only a host stage outside the scope can still hold one; it gives it back when it returns.
+            await self.engine.next_progress()
+        job = Job(lane, self._next, Taken(self._next, [], trigger), time.perf_counter())
+        self._next += 1
+        job.charged = charged
+        self._hand.append(job)
+        lane.busy += 1
+        self.counters.started += 1
+        self._launch(job)
+        self.wake()
+        while not job.retired:
+            await self.engine.next_progress()
+
+
+class BarrierRunner(Runner):
+    """A barrier of the file: fires on the items that `every` selects, and once more at the end."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.scope: list[tuple[Device, Gate]] = []
+        self.section: list[GuardedRunner] = []
+        """Guarded stages behind it, in the order they run."""
+        self.background: list[Lane] = []
+        """Lanes in scope whose stages start work outside them."""
+        self.phase = "waits for an item"
+        self._busy = False
+        self._since_end = False
+
+    def pump(self) -> None:
+        self._queued_for_pump = False
+        if self.closed or self._busy or not self.engine.admitting:
+            return
+        assert self.inputs is not None
+        passed = self.inputs.gaps()
+        taken = self.inputs.peek() if not passed else None
+        if passed:
+            # A barrier fires on a selected gap too: the version before it still has to go out.
+            self._fire(Taken(passed[-1], [], None), "every")
+        elif taken is not None:
+            self.inputs.take(taken)
+            self._fire(taken, "every")
+        elif self.inputs.ended():
+            if any(edge.since_selected for edge in self.inputs.edges) and not self._since_end:
+                self._since_end = True
+                self._fire(Taken(self._next, [], None), "end")
+            else:
+                self.close()
+                for node in self.section:
+                    node.wake()
+
+    def _fire(self, taken: Taken, reason: str) -> None:
+        self._busy = True
+        self._next = (taken.seq or 0) + 1
+        self.engine.in_hand += 1
+        self.counters.started += 1
+        self.engine.start_soon(self._run, taken, reason, name=f"barrier {self.name}")
+
+    async def _run(self, taken: Taken, reason: str) -> None:
+        begun = time.perf_counter()
+        limit = self.timeout if self.timeout is not None else 300.0
+        try:
+            async with gates_of_this_loop().one_at_a_time:
+                with anyio.fail_after(limit):
+                    quiet = await self._section(taken, reason, begun)
+        except TimeoutError:
+            self.engine.fail(self._late(taken.seq, limit))
+            return
+        except Exception as error:
+            self.engine.fail(error)
+            return
+        finally:
+            self.engine.in_hand -= 1
+        self.engine.record(
+            self.name,
+            step=(taken.seq or 0) + 1,
+            reason=reason,
+            quiet_s=quiet - begun,
+            section_s=time.perf_counter() - quiet,
+        )
+        for edge, item in taken.parts:
+            if edge.pinned:
+                edge.producer.unpin()
+            self._retire_input(edge, item)
+        self.counters.done += 1
+        self._busy = False
+        self.phase = "waits for an item"
+        self.engine.progress += 1
+        self.wake()
+
+    async def _section(self, taken: Taken, reason: str, begun: float) -> float:
+        """All phases; the time at which everything was quiet. Gates open only if the run goes on."""
+        self.phase = "waits for credits of what its section emits"
+        charges = await self._charge()
+        for _, gate in self.scope:
+            gate.open = False
+        self.phase = "waits for launches in scope"
+        for _, gate in self.scope:
+            await gate.quiet()
+        self.phase = "joins background work"
+        for lane in self.background:
+            await self.engine.off_loop(lane.stage.quiesce, f"{lane.name}.quiesce")
+        self.phase = "drains devices"
+        permits: list[tuple[Device, Permit]] = []
+        for device, _ in self.scope:
+            await self.engine.off_loop(device.drain, f"drain of {device.name}")
+            permits.append((device, Permit(device.name)))
+        quiet = time.perf_counter()
+        versions = {
+            instance.shared.name: instance.shared.version
+            for node in self.section
+            for instance in node.lanes[0].leases.reads.values()
+        }
+        trigger = Trigger(taken.seq or 0, versions, reason)
+        for node in self.section:
+            self.phase = f"runs {node.name}"
+            freed = await self._release(permits) if node.lanes[0].stage.releases else ()
+            await node.run_guarded(trigger._replace(freed=freed), charges[node.name])
+            if self.engine.failed:
+                return quiet
+        if self.engine.admitting:
+            for _, gate in self.scope:
+                gate.reopen()
+        return quiet
+
+    async def _charge(self) -> dict[str, tuple[Edge, ...]]:
+        """Credits for what the section emits, before any gate closes: a consumer may be behind one."""
+        edges = [edge for node in self.section for edge in node.outs]
+        while not all(edge.admits() for edge in edges):
+            await self.engine.next_progress()
+        for edge in edges:
+            edge.take()
+        return {node.name: tuple(node.outs) for node in self.section}
+
+    async def _release(self, permits: list[tuple[Device, Permit]]) -> tuple[Freed, ...]:
+        freed: list[Freed] = []
+        for device, permit in permits:
+
+            def release(device: Device = device, permit: Permit = permit) -> Freed:
+                return device.release(permit)
+
+            freed.append(await self.engine.off_loop(release, f"release of {device.name}"))
+        return tuple(freed)
+
+    def _late(self, seq: int | None, limit: float) -> StageError:
+        in_hand = [text for _, gate in self.scope for text in gate.in_hand()]
+        culprits = ", ".join(in_hand) or "no launch in hand"
+        return StageError(
+            f"not done after {limit:g} s, in the phase: {self.phase}; {culprits}. "
+            "Raise `timeout`, or look at the stage named",
+            stage=self.name,
+            sequence=seq,
+        )
+
+    def waits_for(self) -> str:
+        if self.closed:
+            return "ended"
+        if self._busy:
+            return self.phase
+        return super().waits_for()
+
+

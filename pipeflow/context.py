@@ -1,0 +1,154 @@
+"""What stage code is handed beside its item: names, seeds, resources, metrics, and whether to stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeflow.errors import PipeflowError, StageError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+    from pipeflow.item import Version
+
+__all__ = ["Context", "ResourceContext"]
+
+
+class ResourceContext:
+    """Handed to `Resource.open`."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        device: str,
+        seed: int,
+        run_dir: Path,
+        stop: threading.Event,
+        reads: Mapping[str, Any],
+    ) -> None:
+        self._reads = reads
+        self.name = name
+        self.device = device
+        """Torch device text: `cpu`, `cuda:0`."""
+        self.seed = seed
+        """hash(run, resource): the same on every device, so replicas start equal."""
+        self.run_dir = run_dir
+        self._stop = stop
+
+    def read(self, role: str) -> Any:
+        """A resource opened before this one, on the same device. PipeflowError if the file names none."""
+        if role in self._reads:
+            return self._reads[role]
+        raise PipeflowError(
+            f"resource {self.name!r} needs a resource in the role {role!r}. Add `reads: NAME` to it"
+        )
+
+    @property
+    def stopping(self) -> bool:
+        """True once the run drains or is cancelled: a long load may give up early."""
+        return self._stop.is_set()
+
+
+class Context:
+    """Handed to `setup`, `run` and `finish`: one a job."""
+
+    __slots__ = ("_enqueue", "_logged", "_reads", "_reported", "_stop", "_versions", "_writes", "device",
+                 "lane", "run_dir", "seed", "sequence", "stage")  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        stage: str,
+        lane: int,
+        device: str,
+        run_dir: Path,
+        stop: threading.Event,
+        seed: int,
+        sequence: int | None,
+        reads: Mapping[str, Any],
+        writes: Mapping[str, Any],
+        versions: Mapping[str, Version],
+        enqueue: Callable[[Callable[[], Any]], Any] | None = None,
+    ) -> None:
+        self.stage = stage
+        self.lane = lane
+        self.device = device
+        """Torch device text: `cpu`, `cuda:0`; `cpu` for a host stage."""
+        self.run_dir = run_dir
+        self.sequence = sequence
+        """The item's number in its domain; None in `setup` and `finish`."""
+        self.seed = seed
+        """hash(run, stage, sequence): the same whatever ran before and on whichever lane."""
+        self._stop = stop
+        self._reads = reads
+        self._writes = writes
+        self._versions = versions
+        self._logged: list[dict[str, Any]] = []
+        self._reported: dict[str, Any] = {}
+        self._enqueue = enqueue
+
+    def read(self, role: str) -> Any:
+        """The resource in this role, leased while the job runs. StageError if the file names none."""
+        if role in self._reads:
+            return self._reads[role]
+        if role in self._writes:
+            return self._writes[role]
+        raise StageError(
+            f"uses the resource role {role!r}, which the file does not give it. "
+            f"Add it to `reads` of {self.stage!r} (declared roles: {', '.join(self._reads) or 'none'})",
+            stage=self.stage,
+            sequence=self.sequence,
+        )
+
+    def write(self, role: str) -> Any:
+        """The resource in this role, leased to this job alone. StageError if the file names none."""
+        if role in self._writes:
+            return self._writes[role]
+        raise StageError(
+            f"writes the resource role {role!r}, which the file does not give it. "
+            f"Add it to `writes` of {self.stage!r} (declared roles: {', '.join(self._writes) or 'none'})",
+            stage=self.stage,
+            sequence=self.sequence,
+        )
+
+    def version(self, role: str) -> Version:
+        """The version of a resource this job reads (or writes: before the write)."""
+        self.read(role)
+        return self._versions[role]
+
+    @property
+    def generator(self) -> torch.Generator:
+        """A CPU generator seeded with `seed`; a new one each time it is asked for."""
+        import torch
+
+        return torch.Generator().manual_seed(self.seed)
+
+    @property
+    def stopping(self) -> bool:
+        """True once the run drains or is cancelled: long host loops end early and say what they left out."""
+        return self._stop.is_set()
+
+    def output(self, path: str) -> Path:
+        """An output path taken from the run folder."""
+        return self.run_dir / path
+
+    def log(self, **values: Any) -> None:
+        """One line of metrics.jsonl, read when the job's fence is reached; tensors of one element are
+        welcome, and are not waited for here. Several calls make several lines."""
+        self._logged.append(values)
+
+    def report(self, **values: Any) -> None:
+        """Set keys of summary.json, read when the job's fence is reached; the last job's value stands."""
+        self._reported.update(values)
+
+    async def enqueue(self, function: Callable[[], Any]) -> Any:
+        """In an async stage with `on:`, run `function` on the lane's thread and stream. A closed barrier
+        holds it back here. RuntimeError in any other stage."""
+        if self._enqueue is None:
+            raise RuntimeError(f"stage {self.stage!r} is not an async stage on a device: call it directly")
+        return await self._enqueue(function)

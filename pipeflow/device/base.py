@@ -1,0 +1,183 @@
+"""The device protocol. The engine above it is the same on `cpu`, `cpu-late` and `cuda`.
+
+A *stream* runs what is enqueued on it in order. A *mark* is a point in a stream: another stream can be
+told to wait for it (no host involved), and a waiter thread can block until it is passed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
+
+__all__ = ["Buffer", "Device", "Freed", "Mark", "Memory", "Permit", "Stream", "tensors_in"]
+
+
+class Memory(NamedTuple):
+    """Bytes of a device: in live tensors, held by the allocator, on the chip; and releases so far."""
+
+    used: int
+    reserved: int
+    total: int
+    releases: int
+
+
+class Freed(NamedTuple):
+    """What a cache release gave back: bytes held by the allocator before and after."""
+
+    device: str
+    before: int
+    after: int
+
+
+class Permit:
+    """Proof that a device is quiet. Only a quiesce makes one, so only a quiesce can release memory."""
+
+    __slots__ = ("device",)
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+
+class Buffer(NamedTuple):
+    """A storage: its address, its bytes, and how many tensors outside the engine hold it (or None)."""
+
+    address: int
+    nbytes: int
+    holders: int | None
+
+
+class Mark(Protocol):
+    """A point in a stream."""
+
+    def passed(self) -> bool:
+        """Whether the device has come by, without waiting. May be called from any thread."""
+        ...
+
+    def wait(self) -> None:
+        """Block this thread until the device has come by; DeviceError if the device reports a fault."""
+        ...
+
+
+class Stream(Protocol):
+    """A queue of device work, used by one thread at a time."""
+
+    def record(self, value: Any = None, given: Any = None) -> Mark:
+        """The mark of all that was enqueued so far. `value` is what the job hands on and `given` what it
+        was lent: a test device hides the difference until the mark is passed."""
+        ...
+
+    def wait(self, mark: Mark) -> None:
+        """What is enqueued from here on starts after `mark`. Does not block the host on a GPU."""
+        ...
+
+
+class Device(Protocol):
+    """One device of this process."""
+
+    name: str
+    """As in the file: `cpu`, `cpu-late`, `cuda:0`."""
+    torch_name: str
+    """As torch says it: `cpu`, `cuda:0`."""
+    place: str
+    """Where its memory is: devices of one place need no copy between them."""
+
+    def stream(self, name: str) -> Stream:
+        """A new stream; made at load, never during a run."""
+        ...
+
+    def entered(self, stream: Stream) -> AbstractContextManager[None]:
+        """Make device and stream current in this thread."""
+        ...
+
+    def buffers(self, value: Any) -> list[Buffer]:
+        """The distinct storages in a value."""
+        ...
+
+    def copy(self, value: Any, to: Device, stream: Stream) -> Any:
+        """Enqueue a copy of every tensor of `value` to another place; the structure stays."""
+        ...
+
+    def to_host(self, value: Any, stream: Stream) -> Any:
+        """Enqueue a copy of a tensor that the host will read once the next mark is passed."""
+        ...
+
+    def keep(self, value: Any, stream: Stream) -> int:
+        """Tell the allocator that `stream` used storages of `value` that others still hold; their count."""
+        ...
+
+    def retired(self, value: Any) -> None:
+        """The engine has dropped the item that held `value`."""
+        ...
+
+    def drain(self) -> None:
+        """Block this thread until the device is idle. Only a barrier calls it, off the loop."""
+        ...
+
+    def release(self, permit: Permit) -> Freed:
+        """Give cached memory back to the system."""
+        ...
+
+    def memory(self) -> Memory:
+        """A look at the allocator's counters; no wait."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the device object itself holds."""
+        ...
+
+
+def tensors_in(value: Any) -> Iterable[Any]:
+    """Every tensor in a value: tensors, lists, tuples, dicts, msgspec Structs, dataclasses.
+
+    Other objects are opaque: a tensor hidden in one is neither counted nor copied.
+    """
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is None:  # nothing can hold a tensor where torch was never imported
+        return
+    stack = [value]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            stack.extend(x)
+        elif isinstance(x, dict):
+            stack.extend(x.values())
+        elif hasattr(x, "__struct_fields__"):
+            stack.extend(getattr(x, name) for name in x.__struct_fields__)
+        elif hasattr(x, "__dataclass_fields__") and not isinstance(x, type):
+            stack.extend(getattr(x, name) for name in x.__dataclass_fields__)
+
+
+def map_tensors(value: Any, change: Any) -> Any:
+    """A copy of the value's structure with `change(tensor)` in place of each tensor, in a fixed order."""
+    import dataclasses
+
+    import torch
+
+    def walk(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return change(x)
+        if isinstance(x, dict):
+            return {key: walk(item) for key, item in x.items()}
+        if isinstance(x, tuple):
+            items = [walk(item) for item in x]
+            return type(x)(*items) if hasattr(x, "_fields") else tuple(items)
+        if isinstance(x, list):
+            return [walk(item) for item in x]
+        if hasattr(x, "__struct_fields__"):
+            import msgspec
+
+            return msgspec.structs.replace(x, **{name: walk(getattr(x, name)) for name in x.__struct_fields__})
+        if dataclasses.is_dataclass(x) and not isinstance(x, type):
+            return dataclasses.replace(
+                x, **{field.name: walk(getattr(x, field.name)) for field in dataclasses.fields(x)}
+            )
+        return x
+
+    return walk(value)

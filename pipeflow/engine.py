@@ -1,0 +1,335 @@
+"""The engine of one run: who may move next, how it stops, and what it says when nothing can.
+
+State changes on the loop alone. A node that may have something to do is queued once; `_turn` pumps the
+queue until it is empty, or hands the loop back after a while. When the queue is empty, no launch is in hand
+and the caller cannot bring anything, then nothing will ever move: that is a stall, told at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from pipeflow.errors import Cancelled, Dropped, StallError, Stuck
+from pipeflow.launch import Inbox
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from anyio.abc import TaskGroup
+
+    from pipeflow.context import Context
+    from pipeflow.edge import Edge
+    from pipeflow.fence import Fence
+    from pipeflow.item import Item
+    from pipeflow.launch import Launcher
+    from pipeflow.runner import Runner
+    from pipeflow.observe.folder import RunFolder
+    from pipeflow.spec import RunSpec
+
+__all__ = ["Engine", "Ticket"]
+
+_TURN = 512
+"""Pumps before the loop gets its turn."""
+
+
+class Ticket:
+    """A submit that waits for its result."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[Any]) -> None:
+        self.future = future
+
+
+class Engine:
+    """Owns nodes, edges and launchers of one run. Built by `build.py`, driven by `pipeline.py`."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        folder: RunFolder,
+        group: TaskGroup,
+        device_names: Mapping[str, str | list[str]],
+    ) -> None:
+        self.spec = spec
+        self.device_names = device_names
+        self.folder = folder
+        self.loop = asyncio.get_running_loop()
+        self.inbox = Inbox(self.loop)
+        self.nodes: list[Runner] = []
+        self.launchers: list[Launcher] = []
+        self.poisons: Any = None
+        """The test device that wants to hear of retirements; None in real runs."""
+        self.stop = threading.Event()
+        """Stage code sees it as `ctx.stopping`."""
+        self.in_hand = 0
+        """Launches, hooks, marks and sections under way: while there is one, something will happen."""
+        self.progress = 0
+        self.admitting = True
+        self.sources_open = False
+        self.sources_ended = False
+        """A drain was asked for: sources end where they stand."""
+        self.error: BaseException | None = None
+        self.callers = 0
+        """Inputs that a caller can still feed."""
+        self.ended = asyncio.Event()
+        self.started = time.monotonic()
+        self._group = group
+        self._ready: deque[Runner] = deque()
+        self._turning = False
+        self._scheduled = False
+        self._waiting: list[asyncio.Future[None]] = []
+        self._open_nodes = 0
+        self._forced = False
+        self.metric_sinks: list[Callable[[dict[str, Any]], None]] = []
+        self.reported: dict[str, Any] = {}
+
+    # Turning ---------------------------------------------------------------------------------------
+
+    def ready(self, node: Runner) -> None:
+        """Queue a node that may have something to do."""
+        self._ready.append(node)
+        if not self._turning and not self._scheduled:
+            self._scheduled = True
+            self.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        self._turning = True
+        try:
+            for _ in range(_TURN):
+                if not self._ready:
+                    break
+                self._ready.popleft().pump()
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self._turning = False
+        woken = False
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+            woken = True
+        if self._ready:
+            self._scheduled = True
+            self.loop.call_soon(self._turn)
+        elif not woken and self.in_hand == 0 and self._open_nodes and self.admitting:
+            self._look_for_stall()
+
+    def _look_for_stall(self) -> None:
+        """Nothing to do, nothing in hand: the run is over, waits for its caller, or will never end."""
+        waits_for_caller = self.callers or not (self.sources_open or self.sources_ended)
+        lingering = any(node._linger is not None for node in self.nodes)
+        if waits_for_caller or lingering or self._ready or self._waiting:
+            return
+        self.fail(StallError("nothing can move:\n" + self.why()))
+
+    def why(self) -> str:
+        """What each open stage waits for, a line each."""
+        lines = [f"  {node.name}: waits for {node.waits_for()}" for node in self.nodes if not node.closed]
+        return "\n".join(lines)
+
+    async def next_progress(self) -> None:
+        """Until the nodes have had a turn after something changed."""
+        future: asyncio.Future[None] = self.loop.create_future()
+        self._waiting.append(future)
+        await future
+
+    # Parts of the run ------------------------------------------------------------------------------
+
+    def add(self, node: Runner) -> None:
+        self.nodes.append(node)
+        self._open_nodes += 1
+
+    def node_closed(self, node: Runner) -> None:
+        """One stage has ended; the run ends with the last."""
+        self._open_nodes -= 1
+        self.progress += 1
+        if self._open_nodes == 0:
+            self.ended.set()
+
+    def start_soon(self, function: Callable[..., Awaitable[Any]], *arguments: Any, name: str) -> None:
+        """A task of the run's group."""
+        self._group.start_soon(function, *arguments, name=name)
+
+    async def off_loop(self, call: Callable[[], Any], name: str) -> Any:
+        """Run a call on a daemon thread and await it. A cancel does not wait for the thread."""
+        future: asyncio.Future[Any] = self.loop.create_future()
+
+        def done(value: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+
+        def work() -> None:
+            value, error = None, None
+            try:
+                value = call()
+            except BaseException as raised:
+                error = raised
+            self.inbox.post(done, value, error)
+
+        threading.Thread(target=work, name=f"pipeflow {name}", daemon=True).start()
+        return await future
+
+    # Going, stopping, failing ----------------------------------------------------------------------
+
+    def open_sources(self) -> None:
+        """Sources may start."""
+        self.sources_open = not self.sources_ended
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        for node in self.nodes:
+            node.wake()
+
+    def drain(self) -> None:
+        """Sources end where they stand; all that is in flows out; `finish` runs (axiom 7.4)."""
+        if not self.sources_ended:
+            self.sources_ended = True
+            self.sources_open = False
+            self.stop.set()
+            self.note("drain")
+            self.wake_all()
+
+    def cancel(self) -> None:
+        """No more starts. Jobs in hand are awaited by `settle`, within the grace period."""
+        self._forced = True
+        self.fail(Cancelled("the run was cancelled"))
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None
+
+    def fail(self, error: BaseException) -> None:
+        """The first error ends the run; later ones are added to it as notes."""
+        if self.error is None:
+            self.error = error
+            self.note("failed", error=error)
+        elif error is not self.error:
+            with contextlib.suppress(Exception):
+                self.error.add_note(f"then: {error}")
+        self.admitting = False
+        self.stop.set()
+        self.ended.set()
+
+    async def settle(self, grace: float) -> None:
+        """After the end: wait for launches in hand and stop every thread.
+
+        Raises Stuck, naming threads, items and stacks, if some are not back within `grace` seconds.
+        """
+        deadline = time.monotonic() + grace
+        for launcher in self.launchers:
+            launcher.stop()
+        left: list[Any] = []
+        while True:
+            left = [thread for launcher in self.launchers for thread in launcher.stuck()]
+            if not left or time.monotonic() >= deadline:
+                break
+            # A thread that ends tells nobody; its end is near, as `stop` was its last entry.
+            first = next(launcher for launcher in self.launchers if launcher.stuck())
+            first.join(0.002)
+            await asyncio.sleep(0)
+        if left:
+            stacks = "\n".join(f"{t.name}, in {t.doing}:\n{t.stack}" for t in left)
+            raise Stuck(f"{len(left)} threads did not come back within {grace:g} s\n{stacks}")
+
+    # What stages and callers hear ------------------------------------------------------------------
+
+    def answer(self, tickets: tuple[Any, ...], value: Any, fence: Fence) -> None:
+        """A submitted item has its result; the caller gets it complete."""
+
+        def tell() -> None:
+            for ticket in tickets:
+                if not ticket.future.done():
+                    ticket.future.set_result(value)
+
+        if tickets:
+            fence.when_reached(tell)
+
+    def drop(self, tickets: tuple[Any, ...], stage: str) -> None:
+        """A submitted item left the pipeline without a result."""
+        for ticket in tickets:
+            if not ticket.future.done():
+                ticket.future.set_exception(Dropped(f"dropped by stage {stage!r}"))
+
+    def number_on(self, edge: Edge, item: Item) -> int:
+        """The item's number on an edge, where `every` numbers anew."""
+        return item.seq if edge.every == 1 else (item.seq + 1) // edge.every - 1
+
+    def retired(self, value: Any) -> None:
+        """No stage needs the value any more."""
+        if self.poisons is not None:
+            self.poisons.retired(value)
+
+    # Records ---------------------------------------------------------------------------------------
+
+    def logged(self, node: Runner, seq: int | None, context: Context) -> None:
+        """What a job logged and reported, now that its values are there."""
+        if context._logged:
+            lines, context._logged = context._logged, []
+            for values in lines:
+                step = values.pop("step", seq + 1 if seq is not None else None)
+                self.record(node.name, step=step, **{key: _plain(value) for key, value in values.items()})
+        if context._reported:
+            reported, context._reported = context._reported, {}
+            self.reported.update({key: _plain(value) for key, value in reported.items()})
+
+    def record(self, stage: str, **values: Any) -> None:
+        """One line of metrics.jsonl."""
+        line = {"t": round(time.monotonic() - self.started, 6), "stage": stage, **values}
+        try:
+            self.folder.metric(line)
+        except OSError as error:
+            self.fail(error)
+        for sink in self.metric_sinks:
+            sink(line)
+
+    def note(self, event: str, stage: str | None = None, **values: Any) -> None:
+        """One line of log.jsonl."""
+        with contextlib.suppress(OSError):  # the log must not hide the error that it reports
+            self.folder.log(event, stage, **values)
+
+    def dead_letter(self, stage: str, seq: int | None, error: Exception, record: object) -> None:
+        """A skipped item, for the person who mends the data."""
+        self.note("skipped", stage, sequence=seq, error=error)
+        try:
+            self.folder.dead_letter(stage, seq, error, record)
+        except OSError as fault:
+            self.fail(fault)
+
+    # The guard -------------------------------------------------------------------------------------
+
+    async def watch_progress(self) -> None:
+        """Fail after `run.stall` seconds without a launch coming back, naming what each stage waits for."""
+        limit = self.spec.stall
+        seen, since = self.progress, time.monotonic()
+        while True:
+            await anyio.sleep(min(1.0, limit / 4))
+            waits_for_caller = self.in_hand == 0
+            if self.progress != seen or waits_for_caller:
+                seen, since = self.progress, time.monotonic()
+            elif time.monotonic() - since > limit:
+                stacks = [t for launcher in self.launchers for t in launcher.stuck() if t.doing != "nothing"]
+                text = "\n".join(f"{t.name}, in {t.doing}:\n{t.stack}" for t in stacks)
+                self.fail(StallError(f"no progress for {limit:g} s:\n{self.why()}\n{text}"))
+                return
+
+
+def _plain(value: Any) -> Any:
+    """A logged value as JSON takes it; a tensor of one element becomes a number."""
+    if hasattr(value, "tolist") and hasattr(value, "detach"):
+        return value.tolist()
+    return value

@@ -1,0 +1,1 @@
+"""What a run shows of itself: counters, the run folder, the live view."""

@@ -1,0 +1,94 @@
+"""Rules on keys that fit some kinds of stages only. A key that would do nothing is refused, never ignored."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+from pipeflow.rules.case import Findings
+from pipeflow.spec import OnError
+from pipeflow.stage import Kind
+
+if TYPE_CHECKING:
+    from pipeflow.graph import Node
+    from pipeflow.rules.case import Case
+
+__all__ = ["misplaced_key", "not_retriable", "slow_inline"]
+
+BARRIER_HAS_NO = {
+    "on": "it runs on no device; `scope` says whose launches it holds",
+    "in_flight": "one barrier runs at a time",
+    "launcher": "the engine runs it",
+    "on_error": "a fault in what it guards ends the run",
+    "ordered": "it keeps its turn",
+    "bytes": "what it hands on holds no tensors",
+}
+SOURCE_HAS_NO = {
+    "every": "it takes no items; put `every` on the stage that reads it",
+    "queue": "no queue lies before it; put `queue` on the stage that reads it",
+    "in_flight": "it is one generator",
+}
+
+
+def misplaced_key(case: Case) -> Findings:
+    """Keys of a stage that mean something on other kinds only."""
+    for node in case.graph.nodes.values():
+        if not node.known:
+            continue
+        for key, why in _useless(node).items():
+            path = ("stages", node.name, key)
+            if case.document.node(path) is not None:
+                message = f"`{key}` has no meaning on a {_what(node)}: {why}"
+                yield case.at(path, "misplaced-key", message, f"remove `{key}`", key=True)
+        if node.spec.queue is not None and node.spec.queue.total is not None:
+            path = ("stages", node.name, "queue", "total")
+            yield case.at(path, "misplaced-key", "`total` bounds all queues together, not one",
+                          "move it to `run: {queue: {total: ..}}`", key=True)  # fmt: skip
+
+
+def _useless(node: Node) -> dict[str, str]:
+    if node.barrier:
+        return BARRIER_HAS_NO
+    rest = {"scope": "only a barrier holds launches"}
+    return rest | SOURCE_HAS_NO if node.kind is Kind.SOURCE else rest
+
+
+def _what(node: Node) -> str:
+    if node.barrier:
+        return "barrier"
+    return "source" if node.kind is Kind.SOURCE else "stage that is no barrier"
+
+
+def slow_inline(case: Case) -> Findings:
+    """`launcher: inline` runs on the event loop, so only where a call is short and has one end."""
+    for node in case.graph.nodes.values():
+        if not node.known or node.barrier:
+            continue
+        launcher = node.spec.launcher
+        run = inspect.unwrap(node.cls.run)
+        if launcher is not None and (inspect.iscoroutinefunction(run) or inspect.isasyncgenfunction(run)):
+            message = "an async stage runs on the event loop, whatever its launcher"
+            yield case.of(node, "launcher", "misplaced-key", message, "remove `launcher`")
+        elif launcher == "inline" and inspect.isgeneratorfunction(run):
+            message = "a generator works between its items, which would block the event loop"
+            yield case.of(node, "launcher", "misplaced-key", message, "write `launcher: thread`, or remove it")
+        elif launcher == "inline" and node.guarded:
+            message = "what a barrier guards takes long, which would block the event loop"
+            yield case.of(node, "launcher", "misplaced-key", message, "write `launcher: thread`, or remove it")
+
+
+def not_retriable(case: Case) -> Findings:
+    """A stage that depends on earlier items, or writes, may not run an item twice unless it says so."""
+    for node in case.graph.nodes.values():
+        given = node.spec.on_error
+        if not node.known or not isinstance(given, OnError) or given.retry is None or node.retriable:
+            continue
+        if node.kind in (Kind.SOURCE, Kind.FLAT):
+            why = "some of its outputs may have left already"
+        elif node.cls.retriable is False:
+            why = "its class says so"
+        else:
+            why = "it keeps state or writes a resource, and may have changed it"
+        message = f"{node.name!r} cannot run an item again: {why}"
+        remedy = "use `skip`, or set `retriable = True` on a class that leaves all as it was when it raises"
+        yield case.at(("stages", node.name, "on_error", "retry"), "not-retriable", message, remedy, key=True)

@@ -1,0 +1,112 @@
+"""The file format, version 1, as msgspec Structs. A key that does nothing yet is not here, so it is refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from pipeflow.config import Duration, Size
+
+__all__ = [
+    "OnError",
+    "PipelineSpec",
+    "QueueSpec",
+    "ResourceSpec",
+    "RunSpec",
+    "StageSpec",
+    "StopSpec",
+]
+
+Count = Annotated[int, Meta(ge=1)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
+Names = str | list[str]
+
+
+class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    pass
+
+
+class QueueSpec(_Spec, kw_only=True):
+    """Bounds of the queue before a stage. The last three apply to each edge, `total` to all of them."""
+
+    items: Count = 4
+    """Items alive on an edge: queued, or in work at its consumer."""
+    bytes: Size | None = None
+    """Bytes of tensors alive on an edge. An idle consumer is fed whatever the budget."""
+    total: Size | None = None
+    """Only under `run`: what all edges together may hold; checked before the run from declared `bytes`."""
+
+
+class OnError(_Spec, kw_only=True):
+    """What happens when `run` raises. Exactly one of the two is set; the text `stop` is the default."""
+
+    skip: Count | None = None
+    """Drop the item, at most this many times in a run; each is written to dead_letter.jsonl."""
+    retry: Count | None = None
+    """Run the item again, at most this many times an item; then stop."""
+
+
+class ResourceSpec(_Spec, kw_only=True):
+    uses: str
+    on: Names | None = None
+    reads: str | list[str] | dict[str, str] | None = None
+    """Resources opened before it, which its `open` may look at (a drafter sized by its target)."""
+    with_: dict[str, Any] = msgspec.field(name="with", default_factory=dict)
+
+
+class StageSpec(_Spec, kw_only=True):
+    uses: str
+    from_: str | list[str] | dict[str, str] | None = msgspec.field(name="from", default=None)
+    """One stage, a list (fan-in), or named inputs (joined by number). `stage.port` names an output."""
+    on: Names | None = None
+    with_: dict[str, Any] = msgspec.field(name="with", default_factory=dict)
+    reads: str | list[str] | dict[str, str] | None = None
+    """Resources read: names, or roles to names where the class alone does not decide."""
+    writes: str | list[str] | dict[str, str] | None = None
+    every: Count | None = None
+    """Takes the items whose (number + 1) is a multiple of it."""
+    ordered: bool = True
+    replicas: Count = 1
+    """Lanes a device."""
+    in_flight: Count = 1
+    """Jobs a lane."""
+    launcher: Literal["thread", "inline"] | None = None
+    on_error: Literal["stop"] | OnError = "stop"
+    queue: QueueSpec | None = None
+    bytes: Size | None = None
+    """The largest output, where it is known before the first one."""
+    scope: Names | None = None
+    """Barriers only: `all` (default) or device names whose launches it holds."""
+    timeout: Duration | None = None
+    """Barriers: to reach quiet and run what it guards. Other stages: one job."""
+
+
+class StopSpec(_Spec, kw_only=True):
+    drain: Duration = 25.0
+    """Seconds from the first signal until the drain becomes a cancel."""
+    grace: Duration = 2.0
+    """Seconds that a cancel waits for jobs and fences in hand."""
+
+
+class RunSpec(_Spec, kw_only=True):
+    seed: Annotated[int, Meta(ge=0)] = 0
+    step: str | None = None
+    """The stage whose calls are counted as steps."""
+    queue: QueueSpec = QueueSpec()
+    stop: StopSpec = StopSpec()
+    stall: Duration = 600.0
+    """Seconds without any progress after which the run fails, naming what each stage waits for."""
+    log_every: Duration = 5.0
+    """Seconds between two progress lines where there is no terminal."""
+
+
+class PipelineSpec(_Spec, kw_only=True):
+    pipeflow: Literal[1]
+    name: Name
+    params: dict[str, Any] = {}
+    devices: dict[Name, Names] = {}
+    resources: dict[Name, ResourceSpec] = {}
+    stages: dict[Name, StageSpec]
+    run: RunSpec = RunSpec()

@@ -1,0 +1,256 @@
+"""What a stage author writes: a class, or a function with one decorator.
+
+    class Scale(Stage):
+        class Config(pipeflow.Config):
+            factor: float = 2.0
+
+        def setup(self, ctx): ...                       # once a lane, before the first item
+        def run(self, item: Batch, ctx) -> Batch: ...   # once an item; on a GPU it only enqueues
+        def finish(self, ctx): ...                      # once a lane, after the last item
+
+What `run` is decides what the stage is; nothing else is declared:
+
+    run(self, ctx), a generator                  a source
+    run(self, item, ctx) -> value                one-to-one (None everywhere: a sink)
+    run(self, item, ctx), a generator            one-to-many
+    run(self, items, ctx) in a `Gather`          many-to-one; a `Scatter` gives one value a member
+    async def (or async generator) of the above  runs on the event loop instead of a lane's thread
+
+`ctx` may be left out. The types of `item` and of the result are checked against the neighbours' before
+anything starts. Modules of stages import torch only inside `setup` and `run`, so that `pipeflow check`
+works where torch is not installed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from pipeflow.config import Config
+
+if TYPE_CHECKING:
+    from pipeflow.context import Context, ResourceContext
+
+__all__ = ["Gather", "Kind", "Resource", "Stage", "kind_of", "stage", "takes_context"]
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+ResourceT = TypeVar("ResourceT", bound="type[Resource]")
+
+
+class Resource:
+    """Shared state with a name: a model, a drafter, a policy. Stages reach it by `reads` and `writes`.
+
+    `open` builds the value on `ctx.device` before any stage is set up; `close` runs after the last fence.
+    Stages get what `open` returned. One instance a device; `version` counts its writer's steps.
+    """
+
+    Config: ClassVar[type[msgspec.Struct]] = Config
+    reads: ClassVar[Mapping[str, type[Resource]]] = {}
+    """Roles of the resources that `open` looks at by `ctx.read(role)`; they are opened before it."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def open(self, ctx: ResourceContext) -> Any:
+        """Build the value, on a helper thread. Raise any error; it is reported with the resource's name."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it is opened")
+
+    def close(self, value: Any) -> None:
+        """Undo `open`. Called once for each opened value, also after a failed run."""
+
+
+class Stage(Generic[In, Out]):
+    """Base of stages written as a class. One instance a lane, so `self` is never shared by two jobs of
+    a sync stage. Class attributes are its traits; each default is the careful one."""
+
+    Config: ClassVar[type[msgspec.Struct]] = Config
+    reads: ClassVar[Mapping[str, type[Resource]]] = {}
+    """Roles of the resources it reads: `{"target": CausalLM}`. `ctx.read("target")` gives the value."""
+    writes: ClassVar[Mapping[str, type[Resource]]] = {}
+    """Roles of the resources it writes, in place. `ctx.write("drafter")` gives the value."""
+    ports: ClassVar[Sequence[str]] = ()
+    """Names of its outputs where it returns `Port(name, value)`."""
+    stateful: ClassVar[bool] = False
+    """True: `run` depends on earlier items, so no replicas."""
+    retriable: ClassVar[bool | None] = None
+    """`on_error: retry` is allowed. None: exactly if not stateful and without `writes`."""
+    mutates: ClassVar[bool] = False
+    """True: `run` writes into its input; it must be that input's only reader."""
+    guarded: ClassVar[bool] = False
+    """True: gives back device memory, or shows it to readers the engine cannot see. Needs a barrier."""
+    releases: ClassVar[bool] = False
+    """True (guarded stages): the engine returns cached device memory before `run`, which gets the count."""
+    background: ClassVar[bool] = False
+    """True: starts work outside its lane, which its `quiesce()` joins when a barrier closes."""
+    device: ClassVar[bool] = False
+    """True: runs on a device (`on:`, default the machine's first); False: on the host unless `on:` says."""
+    is_barrier: ClassVar[bool] = False
+    is_input: ClassVar[bool] = False
+    is_output: ClassVar[bool] = False
+    inline: ClassVar[bool] = False
+    """True: `run` takes microseconds and never blocks, so it runs on the loop (`launcher: inline`)."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def setup(self, ctx: Context) -> None:
+        """Build what `run` needs, on the lane's thread and device. Resources are open and may be read."""
+
+    def finish(self, ctx: Context) -> None:
+        """After the last item, before the consumers hear of the end. Not called after a cancel or fault."""
+
+    def quiesce(self) -> None:
+        """Join whatever a `background` stage started; called by a barrier, off the loop."""
+
+    def close(self) -> None:
+        """Give back what `setup` took. Called once, also after a cancel or fault."""
+
+    run: Callable[..., Any]
+
+
+class Gather(Stage[In, Out]):
+    """Many-to-one: `run(self, items, ctx)` gets the members of one batch, in the order received."""
+
+    linger: float | None = None
+    """Seconds after which an unfinished batch leaves as it is; None: only at the end. A service that
+    submits single items needs it; a run that must repeat bit for bit must not have it."""
+
+    def bucket(self, item: In) -> Hashable:
+        """Items of one bucket go together. Called on the loop: a look at sizes, nothing heavy."""
+        return None
+
+    def full(self, members: Sequence[In]) -> bool:
+        """Whether the batch leaves now. Called on the loop after each member; at least one is there."""
+        raise NotImplementedError(f"{type(self).__name__} does not say when a batch is full")
+
+
+class Kind(Enum):
+    """What a stage does with numbers."""
+
+    SOURCE = "source"
+    MAP = "one-to-one"
+    FLAT = "one-to-many"
+    GATHER = "gather"
+    BARRIER = "barrier"
+
+
+def takes_context(run: Callable[..., Any]) -> bool:
+    """Whether `run` has a parameter named `ctx`."""
+    return "ctx" in inspect.signature(run).parameters
+
+
+def _positional(run: Callable[..., Any]) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in inspect.signature(run).parameters.values() if p.kind in kinds]
+    return [name for name in names if name not in ("self", "ctx")]
+
+
+def kind_of(cls: type[Stage[Any, Any]]) -> Kind:
+    """Read the kind off the class (see the module's text).
+
+    Raises TypeError where `run` is missing or takes more than one item.
+    """
+    if cls.is_barrier:
+        return Kind.BARRIER
+    run = getattr(cls, "run", None)
+    if run is None:
+        raise TypeError(f"{cls.__qualname__} has no run method")
+    if issubclass(cls, Gather):
+        return Kind.GATHER
+    generates = inspect.isgeneratorfunction(run) or inspect.isasyncgenfunction(run)
+    items = _positional(run)
+    if not items:
+        if not generates:
+            raise TypeError(f"{cls.__qualname__}.run takes no item, so it is a source and must yield")
+        return Kind.SOURCE
+    if len(items) > 1:
+        raise TypeError(f"{cls.__qualname__}.run takes one item, not {len(items)}: {', '.join(items)}")
+    return Kind.FLAT if generates else Kind.MAP
+
+
+def stage(function: Callable[..., Any] | None = None, /, **traits: Any) -> Any:
+    """Make a stage of a function; its keyword-only parameters become the options under `with:`.
+
+        @pipeflow.stage
+        def scale(item: float, *, factor: float = 2.0) -> float:
+            return item * factor
+
+    `@pipeflow.stage(stateful=True)` sets class traits. Raises TypeError for a keyword-only parameter
+    without a type.
+    """
+
+    def build(f: Callable[..., Any]) -> type[Stage[Any, Any]]:
+        return _from_function(f, traits)
+
+    return build if function is None else build(function)
+
+
+def _from_function(f: Callable[..., Any], traits: dict[str, Any]) -> type[Stage[Any, Any]]:
+    signature = inspect.signature(f, eval_str=True)
+    options = [p for p in signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    fields: list[Any] = []
+    for p in options:
+        if p.annotation is p.empty:
+            raise TypeError(f"option {p.name!r} of stage {f.__qualname__} needs a type")
+        fields.append((p.name, p.annotation) if p.default is p.empty else (p.name, p.annotation, p.default))
+    config = msgspec.defstruct("Config", fields, bases=(Config,), frozen=True, kw_only=True)
+    names = [p.name for p in options]
+    wants_context = "ctx" in signature.parameters
+    generates = inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f)
+    has_item = any(p.name != "ctx" and p.kind is not p.KEYWORD_ONLY for p in signature.parameters.values())
+
+    # `run` must be of the very kind that `f` is (generator, coroutine, ..), so it is f itself with the
+    # options bound: one instance is one lane, and options never change.
+    def options_of(self: Stage[Any, Any]) -> dict[str, Any]:
+        return {name: getattr(self.config, name) for name in names}
+
+    def call(self: Stage[Any, Any], args: tuple[Any, ...], ctx: Any) -> Any:
+        return f(*args, **options_of(self), **({"ctx": ctx} if wants_context else {}))
+
+    if has_item and inspect.isasyncgenfunction(f):
+
+        async def run(self, item, ctx):  # pyright: ignore
+            async for out in call(self, (item,), ctx):
+                yield out
+    elif has_item and generates:
+
+        def run(self, item, ctx):  # pyright: ignore
+            yield from call(self, (item,), ctx)
+    elif has_item and inspect.iscoroutinefunction(f):
+
+        async def run(self, item, ctx):  # pyright: ignore
+            return await call(self, (item,), ctx)
+    elif has_item:
+
+        def run(self, item, ctx):  # pyright: ignore
+            return call(self, (item,), ctx)
+    elif inspect.isasyncgenfunction(f):
+
+        async def run(self, ctx):  # pyright: ignore
+            async for out in call(self, (), ctx):
+                yield out
+    elif generates:
+
+        def run(self, ctx):  # pyright: ignore
+            yield from call(self, (), ctx)
+    else:
+        raise TypeError(f"stage {f.__qualname__} takes no item, so it is a source and must yield")
+    hints = {
+        ("item" if name != "return" else name): hint
+        for name, hint in _hints(f).items()
+        if name not in names and name != "ctx"
+    }
+    run.__annotations__ = hints
+    body = {"Config": config, "run": run, "__doc__": f.__doc__, "__module__": f.__module__, **traits}
+    return type(f.__name__, (Stage,), body)
+
+
+def _hints(f: Callable[..., Any]) -> dict[str, Any]:
+    import typing
+
+    return typing.get_type_hints(f)

@@ -1,0 +1,1 @@
+"""The stage library of pipeflow: data, text, Hugging Face models, DFlash, weights."""

@@ -1,0 +1,1 @@
+"""Text-model resources from Hugging Face checkpoints."""

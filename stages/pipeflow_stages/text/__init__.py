@@ -1,0 +1,1 @@
+"""Tokens: templates, batches, generation."""
