@@ -39,18 +39,18 @@ class Gate:
         self.open = True
         self.nodes: set[Runner] = set()
         """Stages with lanes behind it, woken when it opens."""
-        self._in_hand: dict[tuple[str, int | None], int] = {}
+        self._in_hand: dict[tuple[Lane, int | None], int] = {}
         """(lane, item) to launches whose fence is not reached."""
         self._quiet: list[asyncio.Future[None]] = []
 
     def enter(self, lane: Lane, seq: int | None) -> None:
         """A launch begins. Only behind an open gate, or inside a section."""
-        key = (f"{lane.name}[{lane.index}]", seq)
+        key = (lane, seq)
         self._in_hand[key] = self._in_hand.get(key, 0) + 1
 
     def leave(self, lane: Lane, seq: int | None) -> None:
         """Its fence is reached."""
-        key = (f"{lane.name}[{lane.index}]", seq)
+        key = (lane, seq)
         left = self._in_hand[key] - 1
         if left:
             self._in_hand[key] = left
@@ -62,9 +62,17 @@ class Gate:
                 if not future.done():
                     future.set_result(None)
 
+    def forget(self, lane: Lane) -> None:
+        """The lane is gone, and with it what it never finished: other pipelines must not wait for it."""
+        for key in [key for key in self._in_hand if key[0] is lane]:
+            self._in_hand[key] = 1
+            self.leave(lane, key[1])
+
     def in_hand(self) -> list[str]:
         """The launches that are not over, in words."""
-        return [f"{lane} item {seq}" if seq is not None else lane for lane, seq in self._in_hand]
+        return [
+            f"{lane.name}[{lane.index}]" + ("" if seq is None else f" item {seq}") for lane, seq in self._in_hand
+        ]
 
     async def quiet(self) -> None:
         """Wait until every launch behind it is over."""

@@ -13,9 +13,10 @@ from pipeflow import validate
 from pipeflow.config import Config
 from pipeflow.diagnostic import Diagnostic, suggest
 from pipeflow.graph import Graph, Link, Node, ResourceNode, Unresolved, UnresolvedResource, devices_of
-from pipeflow.nodes import dotted
+from pipeflow.nodes import MapNode, dotted
 from pipeflow.registry import BrokenClass, RegistryError
 from pipeflow.roles import assign
+from pipeflow.spec import PipelineSpec, ResourceSpec, StageSpec
 from pipeflow.stage import Kind, Resource, Stage, kind_of
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from pipeflow.document import Document
     from pipeflow.graph import Path
     from pipeflow.registry import Registry
-    from pipeflow.spec import PipelineSpec, StageSpec
 
 __all__ = ["build", "report"]
 
@@ -51,6 +51,14 @@ def report(
     return Diagnostic.at(place, code, dotted(path), message, remedy, severity)
 
 
+def _lost_stage(name: str) -> Node:
+    return Node(name, StageSpec(uses=""), Unresolved, Config(), Kind.MAP, ())
+
+
+def _lost_resource(name: str) -> ResourceNode:
+    return ResourceNode(name, ResourceSpec(uses=""), UnresolvedResource, Config(), ())
+
+
 class _Builder:
     def __init__(self, document: Document, spec: PipelineSpec, registry: Registry) -> None:
         self.document = document
@@ -60,17 +68,24 @@ class _Builder:
 
     def graph(self) -> Graph:
         resources = [self._resource(name) for name in self.spec.resources]
+        resources += [_lost_resource(name) for name in self._left_out("resources", self.spec.resources)]
         classes = {each.name: each.cls if each.known else None for each in resources}
         for each in resources:
             each.reads = self._roles(
                 ("resources", each.name), each.spec.reads, each.cls.reads, classes, "reads", known=each.known
             )
         nodes = [self._stage(name) for name in self.spec.stages]
+        nodes += [_lost_stage(name) for name in self._left_out("stages", self.spec.stages)]
         by_name = {node.name: node for node in nodes}
         for node in nodes:
             node.inputs = self._links(node, by_name)
             self._fill_roles(node, classes)
         return Graph(nodes, resources)
+
+    def _left_out(self, group: str, read: Mapping[str, Any]) -> list[str]:
+        """Entries that could not be converted: they have their own findings; links to them are no fault."""
+        node = self.document.node((group,))
+        return [name for name in node.entries if name not in read] if isinstance(node, MapNode) else []
 
     def _report(self, path: Path, code: str, message: str, remedy: str = "", *, key: bool = False) -> None:
         self.found.append(report(self.document, path, code, message, remedy, key=key))
@@ -104,12 +119,10 @@ class _Builder:
             code = "broken-stage" if isinstance(error, BrokenClass) else "unknown-stage"
             self._report((*path, "uses"), code, error.message, error.remedy)
             return Unresolved, Kind.MAP
-        if getattr(cls, "is_barrier", False):
-            return cls, Kind.BARRIER
         try:
             return cls, kind_of(cls)
         except TypeError as error:
-            self._report((*path, "uses"), "broken-stage", str(error), "see `pipeflow stages` for ones that work")
+            self._report((*path, "uses"), "broken-stage", str(error), "correct the class")
             return Unresolved, Kind.MAP
 
     def _config(self, path: Path, cls: type[Stage[Any, Any]] | type[Resource]) -> msgspec.Struct:
@@ -122,9 +135,8 @@ class _Builder:
             self._report((*path, "uses"), "missing-key", f"it needs options: {listed}",
                          f"add `with: {{{missing[0]}: ...}}`")  # fmt: skip
             return Config()
-        value, faults = validate.convert(
-            node, cls.Config, path=(*path, "with"), folder=self.document.folder
-        )  # fmt: skip
+        where = dotted((*path, "with"))
+        value, faults = validate.convert(node, cls.Config, path=where, folder=self.document.folder)
         self.found.extend(faults)
         return value if isinstance(value, msgspec.Struct) else Config()
 
@@ -163,7 +175,7 @@ class _Builder:
         producer = nodes[source]
         if not port:
             return Link(source, None, name, path)
-        if producer.known and port not in producer.ports:
+        if producer.configured and port not in producer.ports:
             ports = producer.ports
             remedy = suggest(port, list(ports)) or (f"its outputs are: {', '.join(ports)}" if ports else
                                                     f"write `{source}`: it has one output")  # fmt: skip

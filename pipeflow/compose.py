@@ -102,19 +102,14 @@ class _Composer:
         mark = raw.start_mark
         place = self.at(mark.line, mark.column)
         if raw.tag is not _PLAIN and raw.tag is not _QUOTED:
-            self._fault(
-                place, path, f"the tag {_tag(raw.tag)} is not allowed", "leave it out; quotes make text"
-            )
+            self._fault(place, path, f"the tag {_tag(raw.tag)} is not allowed", "leave it out")
         if isinstance(raw, yaml.ScalarNode):
             return self._scalar(raw, place)
         if id(raw) in self._open or len(path) > MAX_DEPTH:
-            itself = id(raw) in self._open
-            message = (
-                "the alias stands inside its own anchor"
-                if itself
-                else f"nested deeper than {MAX_DEPTH} levels"
-            )
-            self._fault(place, path, message, "write the value out" if itself else "flatten it")
+            if id(raw) in self._open:
+                self._fault(place, path, "the alias stands inside its own anchor", "write the value out")
+            else:
+                self._fault(place, path, f"nested deeper than {MAX_DEPTH} levels", "flatten it")
             return Scalar(None, place, broken=True)
         self._open.add(id(raw))
         if isinstance(raw, yaml.MappingNode):
@@ -196,10 +191,7 @@ class _Composer:
         if "mapping values are not allowed" in problem:
             return "`: ` cannot stand here", "quote the text that holds it, or check the indentation"
         if "undefined alias" in problem:
-            return (
-                "the alias `*` names no anchor `&` above it",
-                "quote the text if it is meant to begin with *",
-            )
+            return "the alias `*` names no anchor `&` above it", "quote text that begins with *"
         if "end of stream" in problem:
             return "the file ends inside quoted text", "close the quote"
         return f"not YAML: {problem}", ""
@@ -215,9 +207,8 @@ def from_python(
     """Nodes of dicts, lists, tuples and values. Text stays text, save for references in it."""
     again: Any = {"place": place, "folder": folder, "found": found}
     if len(path) > MAX_DEPTH:
-        found.append(
-            Diagnostic.at(place, "syntax", dotted(path[:8]), "nested deeper than 64 levels", "flatten it")
-        )
+        message = f"nested deeper than {MAX_DEPTH} levels"
+        found.append(Diagnostic.at(place, "syntax", dotted(path[:8]), message, "flatten it"))
         return Scalar(None, place, broken=True)
     if isinstance(value, dict):
         return MapNode(_python_entries(value, path, again), place)  # pyright: ignore[reportUnknownArgumentType]
@@ -231,9 +222,7 @@ def from_python(
     if hasattr(value, "__fspath__"):
         return from_python(str(value), path=path, **again)
     message = f"a {type(value).__name__} cannot stand in a pipeline"
-    found.append(
-        Diagnostic.at(place, "wrong-type", dotted(path), message, "give text, numbers, lists or dicts")
-    )
+    found.append(Diagnostic.at(place, "wrong-type", dotted(path), message, "use text, numbers, lists, dicts"))
     return Scalar(None, place, broken=True)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from pipeflow.errors import Cancelled, Dropped, StallError, Stuck
-from pipeflow.launch import Inbox
+from pipeflow.launch import Inbox, off_loop, stuck_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipeflow.edge import Edge
     from pipeflow.fence import Fence
     from pipeflow.item import Item
-    from pipeflow.launch import Launcher
+    from pipeflow.launch import Launcher, StuckThread
     from pipeflow.runner import Runner
     from pipeflow.observe.folder import RunFolder
     from pipeflow.spec import RunSpec
@@ -65,6 +65,8 @@ class Engine:
         self.inbox = Inbox(self.loop)
         self.nodes: list[Runner] = []
         self.launchers: list[Launcher] = []
+        self.helpers: dict[threading.Thread, str] = {}
+        """Threads that run one call each: a load, a drain, a close."""
         self.poisons: Any = None
         """The test device that wants to hear of retirements; None in real runs."""
         self.stop = threading.Event()
@@ -90,6 +92,8 @@ class Engine:
         self._forced = False
         self.metric_sinks: list[Callable[[dict[str, Any]], None]] = []
         self.reported: dict[str, Any] = {}
+        self.tickets: set[Ticket] = set()
+        """Submits without a result yet."""
 
     # Turning ---------------------------------------------------------------------------------------
 
@@ -163,26 +167,7 @@ class Engine:
 
     async def off_loop(self, call: Callable[[], Any], name: str) -> Any:
         """Run a call on a daemon thread and await it. A cancel does not wait for the thread."""
-        future: asyncio.Future[Any] = self.loop.create_future()
-
-        def done(value: Any, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(value)
-
-        def work() -> None:
-            value, error = None, None
-            try:
-                value = call()
-            except BaseException as raised:
-                error = raised
-            self.inbox.post(done, value, error)
-
-        threading.Thread(target=work, name=f"pipeflow {name}", daemon=True).start()
-        return await future
+        return await off_loop(self.inbox, call, name, self.helpers)
 
     # Going, stopping, failing ----------------------------------------------------------------------
 
@@ -224,27 +209,41 @@ class Engine:
         self.admitting = False
         self.stop.set()
         self.ended.set()
+        self.refuse_tickets(error)
+
+    def refuse_tickets(self, error: BaseException) -> None:
+        """Nobody will answer what is still submitted."""
+        tickets, self.tickets = self.tickets, set()
+        for ticket in tickets:
+            if not ticket.future.done():
+                ticket.future.set_exception(error)
 
     async def settle(self, grace: float) -> None:
         """After the end: wait for launches in hand and stop every thread.
 
         Raises Stuck, naming threads, items and stacks, if some are not back within `grace` seconds.
         """
-        deadline = time.monotonic() + grace
         for launcher in self.launchers:
             launcher.stop()
-        left: list[Any] = []
-        while True:
-            left = [thread for launcher in self.launchers for thread in launcher.stuck()]
-            if not left or time.monotonic() >= deadline:
-                break
-            # A thread that ends tells nobody; its end is near, as `stop` was its last entry.
-            first = next(launcher for launcher in self.launchers if launcher.stuck())
-            first.join(0.002)
-            await asyncio.sleep(0)
+        helpers = dict(self.helpers)
+
+        def join() -> None:
+            deadline = time.monotonic() + grace
+            for launcher in self.launchers:
+                launcher.join(max(0.0, deadline - time.monotonic()))
+            for thread in helpers:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+        await off_loop(self.inbox, join, "settle")
+        left = self.stuck_threads()
+        left += [found for thread, doing in helpers.items() if (found := stuck_thread(thread, doing))]
         if left:
             stacks = "\n".join(f"{t.name}, in {t.doing}:\n{t.stack}" for t in left)
             raise Stuck(f"{len(left)} threads did not come back within {grace:g} s\n{stacks}")
+
+    def stuck_threads(self) -> list[StuckThread]:
+        """Every thread of a lane, with what it does."""
+        return [thread for launcher in self.launchers for thread in launcher.stuck()]
 
     # What stages and callers hear ------------------------------------------------------------------
 
@@ -253,6 +252,7 @@ class Engine:
 
         def tell() -> None:
             for ticket in tickets:
+                self.tickets.discard(ticket)
                 if not ticket.future.done():
                     ticket.future.set_result(value)
 
@@ -262,6 +262,7 @@ class Engine:
     def drop(self, tickets: tuple[Any, ...], stage: str) -> None:
         """A submitted item left the pipeline without a result."""
         for ticket in tickets:
+            self.tickets.discard(ticket)
             if not ticket.future.done():
                 ticket.future.set_exception(Dropped(f"dropped by stage {stage!r}"))
 
@@ -322,7 +323,7 @@ class Engine:
             if self.progress != seen or waits_for_caller:
                 seen, since = self.progress, time.monotonic()
             elif time.monotonic() - since > limit:
-                stacks = [t for launcher in self.launchers for t in launcher.stuck() if t.doing != "nothing"]
+                stacks = [t for t in self.stuck_threads() if t.doing != "nothing"]
                 text = "\n".join(f"{t.name}, in {t.doing}:\n{t.stack}" for t in stacks)
                 self.fail(StallError(f"no progress for {limit:g} s:\n{self.why()}\n{text}"))
                 return

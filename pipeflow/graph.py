@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from pipeflow.spec import PipelineSpec, ResourceSpec, StageSpec
+    from pipeflow.spec import ResourceSpec, StageSpec
 
 __all__ = ["Graph", "Link", "Node", "Path", "ResourceNode", "Unresolved", "UnresolvedResource", "devices_of"]
 
@@ -77,6 +77,11 @@ class Node:
         return self.cls is not Unresolved
 
     @property
+    def configured(self) -> bool:
+        """Whether its class was found and its options were converted."""
+        return self.known and isinstance(self.config, self.cls.Config)
+
+    @property
     def barrier(self) -> bool:
         """Whether it is a barrier."""
         return self.kind is Kind.BARRIER
@@ -108,7 +113,7 @@ class Node:
 
     @property
     def ports(self) -> tuple[str, ...]:
-        """Names of its outputs: the class's, or its options `ports` and `otherwise` where the file decides."""
+        """Names of its outputs: the class's, or its options `ports` and `otherwise`, where it has these."""
         fixed = tuple(self.cls.ports)
         if fixed:
             return fixed
@@ -307,4 +312,3 @@ def _circles(sources: dict[str, list[str]]) -> list[list[str]]:
             elif state[source] == 1:
                 found.append(way[way.index(source) :][::-1])
     return found
-

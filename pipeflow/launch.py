@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
     from pipeflow.device.base import Mark
 
-__all__ = ["Inbox", "InlineLauncher", "Launcher", "StuckThread", "TaskLauncher", "ThreadLauncher"]
-
-Result = tuple[Any, BaseException | None]
-Then = "Callable[[Any, BaseException | None], None]"
+__all__ = ["Inbox", "InlineLauncher", "Launcher", "StuckThread", "TaskLauncher", "ThreadLauncher",
+           "off_loop", "stuck_thread"]  # fmt: skip
 
 
 class StuckThread(NamedTuple):
@@ -64,6 +62,47 @@ class Inbox:
             self._called = False
         for then, value, error in batch:
             then(value, error)
+
+
+async def off_loop(
+    inbox: Inbox, call: Callable[[], Any], name: str, threads: dict[threading.Thread, str] | None = None
+) -> Any:
+    """Run a call on a daemon thread of its own and await it. A cancel does not wait for the thread, which
+    is in `threads` while it runs."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def done(value: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+    def work() -> None:
+        value, error = None, None
+        try:
+            value = call()
+        except BaseException as raised:
+            error = raised
+        if threads is not None:
+            threads.pop(threading.current_thread(), None)
+        inbox.post(done, value, error)
+
+    thread = threading.Thread(target=work, name=f"pipeflow {name}", daemon=True)
+    if threads is not None:
+        threads[thread] = name
+    thread.start()
+    return await future
+
+
+def stuck_thread(thread: threading.Thread, doing: str) -> StuckThread | None:
+    """What a thread does now; None if it has ended."""
+    if not thread.is_alive():
+        return None
+    frame = sys._current_frames().get(thread.ident or 0)
+    stack = "".join(traceback.format_stack(frame)) if frame else "(no stack)"
+    return StuckThread(thread.name, doing, stack)
 
 
 class Launcher(Protocol):
@@ -110,11 +149,7 @@ class _Worker:
         self._thread.join(seconds)
 
     def stuck(self) -> StuckThread | None:
-        if not self._thread.is_alive():
-            return None
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        stack = "".join(traceback.format_stack(frame)) if frame else "(no stack)"
-        return StuckThread(self._thread.name, self.doing or "nothing", stack)
+        return stuck_thread(self._thread, self.doing or "nothing")
 
     def _work(self) -> None:
         while True:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from pipeflow.compose import compose
 from pipeflow.diagnostic import Diagnostic, Place, suggest
 from pipeflow.nodes import Entry, ListNode, MapNode, Node, Scalar
@@ -47,7 +49,7 @@ def apply_overrides(root: MapNode, overrides: Sequence[str]) -> tuple[MapNode, l
                 raise _Refused("an override needs a key before the `=`", _FORMS, "syntax")
             value, faults = compose(text, file=place.file, folder=None, place=place)
             if faults:
-                found += faults
+                found += [structs.replace(f, path=f"{key}.{f.path}" if f.path else key) for f in faults]
                 continue
             path = _target(root, key)
             root = _set(root, path, value or Scalar(None, place, plain=True), place)

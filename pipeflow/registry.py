@@ -55,7 +55,7 @@ class BrokenClass(RegistryError):
 
 
 class Registry:
-    """Names known to one pipeline. The default one reads built-ins and entry points; `add` puts more on top."""
+    """Names known to one pipeline: built-ins and entry points, with what `add` puts on top."""
 
     def __init__(self) -> None:
         self._added: dict[Group, dict[str, type[Any]]] = {"stages": {}, "resources": {}}
@@ -120,7 +120,9 @@ class Registry:
         if name in self.names(opposite):
             return UnknownName(message, f"{name!r} is a {other}: it belongs under `{opposite}:`")
         near = suggest(name, self.names(group))
-        return UnknownName(message, near or f"`pipeflow stages` lists the names; or write module:{one.title()}")
+        return UnknownName(
+            message, near or f"`pipeflow stages` lists the names; or write module:{one.title()}"
+        )
 
 
 def _group_of(cls: object) -> Group | None:

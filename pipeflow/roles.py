@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeflow.diagnostic import suggest
-from pipeflow.stage import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from pipeflow.stage import Resource
 
 __all__ = ["RoleFault", "Roles", "assign"]
 

@@ -258,7 +258,7 @@ class Runner:
         job.launching = True
         job.unreached += 1
         fence = job.fence = Fence()
-        if lane.gate is not None:
+        if lane.gate is not None and lane.enqueue is None:
             lane.gate.enter(lane, job.seq)
         self.engine.in_hand += 1
         doing = f"item {job.seq}" if job.seq is not None else "an item"
@@ -630,8 +630,9 @@ class Runner:
 
     def _reached(self, job: Job, fence: Fence, context: Context | None) -> None:
         """The host knows that a launch's device work is done."""
-        if job.lane is not None and job.lane.gate is not None:
-            job.lane.gate.leave(job.lane, job.seq)
+        lane = job.lane
+        if lane is not None and lane.gate is not None and lane.enqueue is None:
+            lane.gate.leave(lane, job.seq)
         job.unreached -= 1
         if context is not None:
             self.engine.logged(self, job.seq, context)

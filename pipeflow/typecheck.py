@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec.inspect as mi
 
@@ -56,7 +56,7 @@ def unwrap(info: mi.Type) -> Wanted:
     """The type without its `Metadata`, and the kind that this named."""
     kind: str | None = None
     while isinstance(info, mi.Metadata):
-        extra: dict[str, Any] = info.extra or {}
+        extra = cast("dict[str, Any]", info.extra or {})
         kind = kind or extra.get("pipeflow")
         info = info.type
     return info, kind

@@ -12,7 +12,7 @@ import inspect
 import sys
 import types
 import typing
-from functools import lru_cache
+from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from pipeflow.item import DROP, Failed, Port, Scatter
@@ -35,7 +35,7 @@ class Signature(NamedTuple):
     gives: Any  # NoneType: nothing
 
 
-@lru_cache(maxsize=None)
+@cache
 def signature_of(cls: type[Stage[Any, Any]], kind: Kind) -> Signature:
     """Read `run`'s annotations: elements of what a generator yields, members of what a gather gets."""
     run = inspect.unwrap(cls.run)
@@ -167,7 +167,7 @@ def _class_fits(given: Any, wanted: Any) -> bool:
 def _arguments_fit(given: Any, wanted: Any) -> bool:
     have, want = get_args(given), get_args(wanted)
     origin = get_origin(given)
-    if not have or not want or origin is None or origin is abc.Callable:
+    if not have or not want or origin is None or issubclass(origin, abc.Callable)  # pyright: ignore[reportUnknownMemberType]:
         return True
     if origin is tuple:
         return _tuple_fits(have, want, get_origin(wanted))
@@ -187,15 +187,10 @@ def _tuple_fits(have: tuple[Any, ...], want: tuple[Any, ...], wanted_class: Any)
 
 
 def fields_of(hint: Any) -> dict[str, Any] | None:
-    """Fields with their types of a TypedDict, a Struct, a dataclass or a named tuple; None for other types."""
+    """Fields and types of a TypedDict, a Struct, a dataclass or a named tuple; None for other types."""
     hint = get_origin(_bare(hint)) or _bare(hint)
-    record = isinstance(hint, type) and (
-        typing.is_typeddict(hint)
-        or hasattr(hint, "__struct_fields__")
-        or hasattr(hint, "__dataclass_fields__")
-        or (issubclass(hint, tuple) and hasattr(hint, "_fields"))
-    )
-    if not record:
+    marks = ("__total__", "__struct_fields__", "__dataclass_fields__", "_fields")
+    if not isinstance(hint, type) or not any(hasattr(hint, mark) for mark in marks):
         return None
     found: dict[str, Any] = {}
     for cls in reversed(hint.__mro__):

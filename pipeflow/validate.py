@@ -231,9 +231,7 @@ class _Walk:
         """A type that YAML has no value for (a date, a Decimal): msgspec reads it."""
         target: Any = _OTHERS.get(type(info)) or getattr(info, "cls", None)
         if target is None:
-            return self._fault(
-                node.place, path, f"options of the type {type(info).__name__} are not supported"
-            )
+            return self._fault(node.place, path, f"an option cannot be a {type(info).__name__}")
         if _any_broken(node):
             return FAULTY
         try:

@@ -18,6 +18,7 @@ __all__ = ["RULES", "Case", "Rule", "run_rules"]
 
 RULES: tuple[Rule, ...] = (
     wiring.item_circle,
+    wiring.gathered_fan_in,
     wiring.unfed_join,
     wiring.unordered_join,
     wiring.type_mismatch,

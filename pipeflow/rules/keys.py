@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
-from pipeflow.rules.case import Findings
 from pipeflow.spec import OnError
 from pipeflow.stage import Kind
 
 if TYPE_CHECKING:
     from pipeflow.graph import Node
-    from pipeflow.rules.case import Case
+    from pipeflow.rules.case import Case, Findings
 
 __all__ = ["misplaced_key", "not_retriable", "slow_inline"]
 
@@ -22,6 +21,12 @@ BARRIER_HAS_NO = {
     "on_error": "a fault in what it guards ends the run",
     "ordered": "it keeps its turn",
     "bytes": "what it hands on holds no tensors",
+}
+GUARDED_HAS_NO = {
+    "every": "it runs when its barrier fires; put `every` on the barrier",
+    "queue": "it gets its barrier's trigger, by no queue",
+    "in_flight": "what a barrier guards runs one at a time",
+    "ordered": "it keeps its turn",
 }
 SOURCE_HAS_NO = {
     "every": "it takes no items; put `every` on the stage that reads it",
@@ -40,6 +45,10 @@ def misplaced_key(case: Case) -> Findings:
             if case.document.node(path) is not None:
                 message = f"`{key}` has no meaning on a {_what(node)}: {why}"
                 yield case.at(path, "misplaced-key", message, f"remove `{key}`", key=True)
+        if node.guarded and node.joins:
+            message = "`from` names no inputs here: a stage that needs a barrier gets its trigger"
+            path = ("stages", node.name, "from")
+            yield case.at(path, "misplaced-key", message, "write the barrier's name alone", key=True)
         if node.spec.queue is not None and node.spec.queue.total is not None:
             path = ("stages", node.name, "queue", "total")
             yield case.at(path, "misplaced-key", "`total` bounds all queues together, not one",
@@ -50,12 +59,16 @@ def _useless(node: Node) -> dict[str, str]:
     if node.barrier:
         return BARRIER_HAS_NO
     rest = {"scope": "only a barrier holds launches"}
+    if node.guarded:
+        return rest | GUARDED_HAS_NO
     return rest | SOURCE_HAS_NO if node.kind is Kind.SOURCE else rest
 
 
 def _what(node: Node) -> str:
     if node.barrier:
         return "barrier"
+    if node.guarded:
+        return "stage that needs a barrier"
     return "source" if node.kind is Kind.SOURCE else "stage that is no barrier"
 
 
@@ -71,10 +84,14 @@ def slow_inline(case: Case) -> Findings:
             yield case.of(node, "launcher", "misplaced-key", message, "remove `launcher`")
         elif launcher == "inline" and inspect.isgeneratorfunction(run):
             message = "a generator works between its items, which would block the event loop"
-            yield case.of(node, "launcher", "misplaced-key", message, "write `launcher: thread`, or remove it")
+            yield case.of(
+                node, "launcher", "misplaced-key", message, "write `launcher: thread`, or remove it"
+            )
         elif launcher == "inline" and node.guarded:
             message = "what a barrier guards takes long, which would block the event loop"
-            yield case.of(node, "launcher", "misplaced-key", message, "write `launcher: thread`, or remove it")
+            yield case.of(
+                node, "launcher", "misplaced-key", message, "write `launcher: thread`, or remove it"
+            )
 
 
 def not_retriable(case: Case) -> Findings:

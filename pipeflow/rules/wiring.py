@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeflow.diagnostic import suggest
 from pipeflow.rules.case import Findings, listed
+from pipeflow.stage import Kind
 from pipeflow.typing_fit import NOTHING, fields_of, fits, mapping_value, signature_of, type_name
 
 if TYPE_CHECKING:
@@ -13,7 +14,15 @@ if TYPE_CHECKING:
     from pipeflow.graph import Graph, Link, Node
     from pipeflow.rules.case import Case
 
-__all__ = ["item_circle", "mutated_twice", "step_stage", "type_mismatch", "unfed_join", "unordered_join"]
+__all__ = [
+    "gathered_fan_in",
+    "item_circle",
+    "mutated_twice",
+    "step_stage",
+    "type_mismatch",
+    "unfed_join",
+    "unordered_join",
+]
 
 
 def item_circle(case: Case) -> Findings:
@@ -23,8 +32,9 @@ def item_circle(case: Case) -> Findings:
         start = circle.index(names[0])
         shown = [*circle[start:], *circle[:start], names[0]]
         link = next(i for i in case.graph.nodes[names[0]].inputs if i.source == shown[-2])
-        yield case.at(link.path, "cycle", f"items would run in a circle: {' > '.join(shown)}",
-                      "feed state back by a resource, which one stage `writes` and another `reads`")  # fmt: skip
+        message = f"items would run in a circle: {' > '.join(shown)}"
+        remedy = "feed state back by a resource, which one stage `writes` and another `reads`"
+        yield case.at(link.path, "cycle", message, remedy)
 
 
 # Fan-ins that wait for one certain input (axiom 1.4) ---------------------------------------------------
@@ -32,8 +42,9 @@ def item_circle(case: Case) -> Findings:
 
 def _waiting(node: Node) -> bool:
     """Named inputs wait for one number; a list in order takes turns. Ports of one stage need no waiting."""
-    several = len({link.path for link in node.inputs}) > 1
-    return several and (node.joins or node.spec.ordered) and not node.selects_ports
+    if len(node.inputs) < 2 or node.kind is Kind.GATHER or node.guarded or node.selects_ports:
+        return False
+    return node.joins or node.spec.ordered
 
 
 def _pieces(graph: Graph, without: Node) -> dict[str, int]:
@@ -79,8 +90,8 @@ def unfed_join(case: Case) -> Findings:
             how = "joins them by number" if node.joins else "takes turns"
             where = case.graph.nodes[other.source].domain
             message = (
-                f"{first.source!r} and {other.source!r} are numbered apart (by {domain!r} and {where!r}), and "
-                f"{node.name!r} {how}: one would fill up while the other is waited for"
+                f"{first.source!r} and {other.source!r} are numbered apart (by {domain!r} and {where!r}), "
+                f"and {node.name!r} {how}: one would fill up while the other is waited for"
             )
             if node.joins:
                 remedy = f"take both from stages that keep one numbering, so not across {where!r}"
@@ -123,6 +134,15 @@ def unordered_join(case: Case) -> Findings:
                     yield case.of(graph.nodes[name], "ordered", "unordered-join", message, remedy)
 
 
+def gathered_fan_in(case: Case) -> Findings:
+    """A gather takes from one stage: its batches are of one numbering."""
+    for node in case.graph.nodes.values():
+        if node.kind is Kind.GATHER and len(node.inputs) > 1:
+            message = f"{node.name!r} gathers, so it takes from one stage, not from {len(node.inputs)}"
+            remedy = "bring them together in a one-to-one stage before it"
+            yield case.at(("stages", node.name, "from"), "gathered-fan-in", message, remedy)
+
+
 # Types --------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +180,9 @@ def _named_inputs(case: Case, node: Node, takes: Any) -> Findings:
         value = mapping_value(takes)
         if value is None and not fits(dict[str, Any], takes):
             path = ("stages", node.name, "from")
-            message = f"{node.name!r} takes {type_name(takes)}, but named inputs give a mapping from their names"
+            message = (
+                f"{node.name!r} takes {type_name(takes)}, but named inputs give a mapping from their names"
+            )
             yield case.at(path, "type-mismatch", message, "take a TypedDict whose fields are the inputs")
             return
         for link in node.inputs:
@@ -204,7 +226,9 @@ def mutated_twice(case: Case) -> Findings:
                 and (link.port is None or other_link.port is None or link.port == other_link.port)
             ]
             if others:
-                message = f"{node.name!r} writes into items of {link.source!r}, which {listed(others)} reads too"
+                message = (
+                    f"{node.name!r} writes into items of {link.source!r}, which {listed(others)} reads too"
+                )
                 remedy = "let it write into a copy (and drop `mutates`), or give it a producer of its own"
                 yield case.at(link.path, "mutates-shared", message, remedy)
 
@@ -220,4 +244,3 @@ def _unknown_step(case: Case, step: str) -> Diagnostic:
     known = list(case.graph.nodes)
     remedy = suggest(step, known) or f"stages of this file: {', '.join(known)}"
     return case.at(("run", "step"), "unknown-input", f"there is no stage {step!r}", remedy)
-

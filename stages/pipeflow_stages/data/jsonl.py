@@ -48,7 +48,7 @@ class Jsonl(Stage[None, Conversation]):
     since their hash is not known. Only offsets are held in memory.
     """
 
-    class Config(Options):
+    class Config(Options, frozen=True):
         path: InputPath | list[InputPath]
         epochs: Annotated[int, Meta(ge=1)] | None = 1
         """How often every row is read; null: for ever."""

@@ -23,7 +23,7 @@ class WriteJsonl(Stage[Conversation, None]):
     """Rows go to a hidden file beside `path`, which takes that name when the input has ended (so also
     after a drain). After a fault or a cancel the hidden file is removed and an older `path` stands."""
 
-    class Config(Options):
+    class Config(Options, frozen=True):
         path: OutputPath
 
     stateful = True

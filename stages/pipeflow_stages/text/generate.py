@@ -39,7 +39,7 @@ class Generate(Stage[PromptBatch, Conversation]):
     own lane's thread, never the loop.
     """
 
-    class Config(Options):
+    class Config(Options, frozen=True):
         max_new_tokens: Annotated[int, Meta(ge=1)] = 256
         temperature: Annotated[float, Meta(ge=0)] = 0.0
         """0: greedy. Above: sampled, from the run's seed and the batch's number."""
@@ -184,7 +184,7 @@ def _stop_with(ctx: Context) -> Any:
     from transformers import StoppingCriteria, StoppingCriteriaList
 
     class Stopping(StoppingCriteria):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
-            return torch.full((len(input_ids),), ctx.stopping, device=input_ids.device)  # pyright: ignore
+        def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+            return torch.full((len(input_ids),), ctx.stopping, device=input_ids.device)
 
     return StoppingCriteriaList([Stopping()])

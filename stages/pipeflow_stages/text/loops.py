@@ -27,7 +27,7 @@ class DropLoops(Stage[Conversation, Conversation]):
     unless `cut` says keep. Both are counted: `dropped_looping` and `dropped_cut` in summary.json.
     """
 
-    class Config(Options):
+    class Config(Options, frozen=True):
         words: Annotated[int, Meta(ge=1)] = 8
         times: Annotated[int, Meta(ge=2)] = 4
         cut: Literal["drop", "keep"] = "drop"

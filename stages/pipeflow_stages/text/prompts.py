@@ -17,7 +17,7 @@ __all__ = ["Prompts"]
 class Prompts(Gather[Conversation, PromptBatch]):
     """Groups by the number of user turns and by prompt length, so that little of a batch is padding."""
 
-    class Config(Options):
+    class Config(Options, frozen=True):
         rows: Annotated[int, Meta(ge=1)] = 16
         """Conversations a batch."""
         characters: Annotated[int, Meta(ge=1)] = 1000
