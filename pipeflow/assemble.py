@@ -6,11 +6,11 @@ Copies between places are stages of their own (axiom 2.6), put in here: one a pr
 
 from __future__ import annotations
 
-import hashlib
 import typing
 from typing import TYPE_CHECKING, Any
 
 from pipeflow.barrier import BarrierRunner, GuardedRunner, gates_of_this_loop
+from pipeflow.context import seed_of
 from pipeflow.device import make_device, resolve_auto
 from pipeflow.device.cpu import Cpu
 from pipeflow.device.cpu_late import CpuLate
@@ -30,13 +30,7 @@ if TYPE_CHECKING:
     from pipeflow.inputs import Policy
     from pipeflow.launch import Launcher
 
-__all__ = ["Assembly", "Copy", "InputRunner", "seed_of"]
-
-
-def seed_of(*parts: object) -> int:
-    """A seed of 63 bits from names and numbers, the same in every process."""
-    text = "\0".join(map(str, parts)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+__all__ = ["Assembly", "Copy", "InputRunner"]
 
 
 class Copy(Stage[Any, Any]):
@@ -125,7 +119,7 @@ class Assembly:
                     found |= {resolve_auto(device): None for device in node.devices}
             for other in self.graph.resources.values():
                 if name in other.reads.values():
-                    found |= {device: None for device in self.devices_of_resource(other.name)}
+                    found |= dict.fromkeys(self.devices_of_resource(other.name))
         return list(found) or ["cpu"]
 
     # Runners ---------------------------------------------------------------------------------------
@@ -180,6 +174,8 @@ class Assembly:
             scatters=node.kind is Kind.GATHER and _scatters(node.cls),
             timeout=spec.timeout,
         )
+        runner.limit = spec.limit
+        runner.sources = [self.runners[n.name] for n in self.graph.upstream(node) if n.kind is Kind.SOURCE]
         if self.answering is not None:
             answer = self.graph.nodes[self.answering]
             runner.answers = node is answer
@@ -317,7 +313,7 @@ class Assembly:
     def _launchers(self, lane: Lane, runner: Runner, wanted: str | None) -> None:
         engine = self.engine
         name = f"{lane.name}[{lane.index}]"
-        marks = not runner.on_host and lane.device.place != "cpu" or isinstance(lane.device, CpuLate)
+        marks = (not runner.on_host and lane.device.place != "cpu") or isinstance(lane.device, CpuLate)
         inline = (wanted or ("inline" if lane.stage.inline else "thread")) == "inline"
         if lane.is_async:
             task = TaskLauncher(

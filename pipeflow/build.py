@@ -127,14 +127,8 @@ class _Builder:
 
     def _config(self, path: Path, cls: type[Stage[Any, Any]] | type[Resource]) -> msgspec.Struct:
         node = self.document.node((*path, "with"))
-        if node is None:
-            missing = [f.name for f in msgspec.structs.fields(cls.Config) if f.required]
-            if not missing:
-                return cls.Config()
-            listed = ", ".join(missing)
-            self._report((*path, "uses"), "missing-key", f"it needs options: {listed}",
-                         f"add `with: {{{missing[0]}: ...}}`")  # fmt: skip
-            return Config()
+        if node is None:  # missing options are then told at `uses`
+            node = MapNode({}, self.document.place((*path, "uses")))
         where = dotted((*path, "with"))
         value, faults = validate.convert(node, cls.Config, path=where, folder=self.document.folder)
         self.found.extend(faults)

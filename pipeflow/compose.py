@@ -104,7 +104,7 @@ class _Composer:
         if raw.tag is not _PLAIN and raw.tag is not _QUOTED:
             self._fault(place, path, f"the tag {_tag(raw.tag)} is not allowed", "leave it out")
         if isinstance(raw, yaml.ScalarNode):
-            return self._scalar(raw, place)
+            return self._scalar(raw, place, path)
         if id(raw) in self._open or len(path) > MAX_DEPTH:
             if id(raw) in self._open:
                 self._fault(place, path, "the alias stands inside its own anchor", "write the value out")
@@ -120,9 +120,14 @@ class _Composer:
         self._made[id(raw)] = made
         return made
 
-    def _scalar(self, raw: Any, place: Place) -> Scalar:
+    def _scalar(self, raw: Any, place: Place, path: Path_) -> Scalar:
         text: str = raw.value
         plain = not raw.style and raw.tag is _PLAIN
+        start = raw.start_mark.index
+        # Neither parser says that a plain scalar bears the tag `!`, which would make it text.
+        marked = plain and self._text[start : start + 1] in ("!", "&")
+        if marked and any(word[0] == "!" for word in self._text[start : raw.end_mark.index].split()[:2]):
+            self._fault(place, path, "the tag ! is not allowed", "leave it out; quotes make text")
         made = Scalar(read_plain(text) if plain else text, place, text, plain, self._folder)
         self._made[id(raw)] = made
         return made

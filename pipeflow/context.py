@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,13 @@ if TYPE_CHECKING:
 
     from pipeflow.item import Version
 
-__all__ = ["Context", "ResourceContext"]
+__all__ = ["Context", "ResourceContext", "seed_of"]
+
+
+def seed_of(*parts: object) -> int:
+    """A seed of 63 bits from names and numbers, the same in every process."""
+    text = "\0".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 class ResourceContext:
@@ -32,6 +39,8 @@ class ResourceContext:
         reads: Mapping[str, Any],
     ) -> None:
         self._reads = reads
+        self.logged: list[dict[str, Any]] = []
+        self.reported: dict[str, Any] = {}
         self.name = name
         self.device = device
         """Torch device text: `cpu`, `cuda:0`."""
@@ -48,6 +57,14 @@ class ResourceContext:
             f"resource {self.name!r} needs a resource in the role {role!r}. Add `reads: NAME` to it"
         )
 
+    def log(self, **values: Any) -> None:
+        """One line of metrics.jsonl, written once the resource is open. Plain values only."""
+        self.logged.append(values)
+
+    def report(self, **values: Any) -> None:
+        """Set keys of summary.json. Plain values only."""
+        self.reported.update(values)
+
     @property
     def stopping(self) -> bool:
         """True once the run drains or is cancelled: a long load may give up early."""
@@ -58,7 +75,7 @@ class Context:
     """Handed to `setup`, `run` and `finish`: one a job."""
 
     __slots__ = ("_enqueue", "_logged", "_reads", "_reported", "_stop", "_versions", "_writes", "device",
-                 "lane", "run_dir", "seed", "sequence", "stage")  # fmt: skip
+                 "lane", "run_dir", "sequence", "stage", "stage_seed")  # fmt: skip
 
     def __init__(
         self,
@@ -82,8 +99,8 @@ class Context:
         self.run_dir = run_dir
         self.sequence = sequence
         """The item's number in its domain; None in `setup` and `finish`."""
-        self.seed = seed
-        """hash(run, stage, sequence): the same whatever ran before and on whichever lane."""
+        self.stage_seed = seed
+        """hash(run seed, stage): the same for every item and lane."""
         self._stop = stop
         self._reads = reads
         self._writes = writes
@@ -120,6 +137,11 @@ class Context:
         """The version of a resource this job reads (or writes: before the write)."""
         self.read(role)
         return self._versions[role]
+
+    @property
+    def seed(self) -> int:
+        """hash(run seed, stage, sequence): the same whatever ran before and on whichever lane."""
+        return seed_of(self.stage_seed, self.sequence)
 
     @property
     def generator(self) -> torch.Generator:

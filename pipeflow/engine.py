@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pipeflow.fence import Fence
     from pipeflow.item import Item
     from pipeflow.launch import Launcher, StuckThread
-    from pipeflow.runner import Runner
     from pipeflow.observe.folder import RunFolder
+    from pipeflow.runner import Runner
     from pipeflow.spec import RunSpec
 
 __all__ = ["Engine", "Ticket"]

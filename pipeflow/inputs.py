@@ -317,6 +317,15 @@ class Batches:
         """Let all unfinished batches leave as they are."""
         self._due.extend(bucket for bucket in self._open if bucket not in self._due)
 
+    def discard(self) -> list[tuple[Edge, Item]]:
+        """Give up every unfinished batch; its members."""
+        members = [member for bucket in self._open.values() for member in bucket]
+        for edge, _ in members:
+            edge.gathered -= 1
+        self._open.clear()
+        self._due.clear()
+        return members
+
     def peek(self) -> Taken | None:
         if not self._due:
             return None

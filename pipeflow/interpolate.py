@@ -2,9 +2,9 @@
 
 Only scalar nodes are looked at, after the file has been read, so no variable can add keys or break YAML.
 
-    a plain scalar that is one reference    the variable's text is read as a YAML scalar; a parameter as it is
-    a quoted scalar that is one reference   text; but a parameter that is a list or a mapping stays one
-    a reference within other text           text
+    a scalar that is one parameter            the parameter as it is, with its type, quoted or not
+    a plain scalar that is one variable       the variable's text, read as a YAML scalar
+    a quoted one, or one within other text    text
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _ENV = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?")
 _SECRET = re.compile(r"secret:([A-Za-z_][A-Za-z0-9_]*)")
 _PARAM = re.compile(r"params((?:\.[^.\s]+)+)")
 _FORMS = "${env:NAME}, ${env:NAME:-default}, ${secret:NAME} or ${params.NAME}; $${ is a literal ${"
-_MAX_CHAIN = 50  # parameters that refer to parameters: each costs several Python frames
+# Parameters that refer to parameters, and the levels they are nested in: each costs several Python frames.
+_MAX_CHAIN = 50
+_MAX_LEVEL = 100
 
 
 def interpolate(root: MapNode, env: Mapping[str, str]) -> tuple[MapNode, list[Diagnostic]]:
@@ -49,6 +51,7 @@ class _Interpolation:
         self._env = env
         self._done: dict[int, Node] = {}
         self._chain: list[Path_] = []
+        self._level = 0
 
     def node(self, node: Node, path: Path_) -> Node:
         """The resolved node: the same one where nothing in it is a reference."""
@@ -59,16 +62,22 @@ class _Interpolation:
             if not (isinstance(node.value, str) and "${" in node.value):
                 return node
             made: Node = self._scalar(node, path)
-        elif isinstance(node, MapNode):
-            entries = {k: Entry(e.key_place, self.node(e.node, (*path, k))) for k, e in node.entries.items()}
-            same = all(entries[k].node is e.node for k, e in node.entries.items())
-            made = node if same else MapNode(entries, node.place)
         else:
-            items = [self.node(item, (*path, i)) for i, item in enumerate(node.items)]
-            same = all(new is old for new, old in zip(items, node.items, strict=True))
-            made = node if same else ListNode(items, node.place)
+            self._level += 1
+            made = self._map(node, path) if isinstance(node, MapNode) else self._list(node, path)
+            self._level -= 1
         self._done[id(node)] = made
         return made
+
+    def _map(self, node: MapNode, path: Path_) -> MapNode:
+        entries = {k: Entry(e.key_place, self.node(e.node, (*path, k))) for k, e in node.entries.items()}
+        same = all(entries[k].node is e.node for k, e in node.entries.items())
+        return node if same else MapNode(entries, node.place)
+
+    def _list(self, node: ListNode, path: Path_) -> ListNode:
+        items = [self.node(item, (*path, i)) for i, item in enumerate(node.items)]
+        same = all(new is old for new, old in zip(items, node.items, strict=True))
+        return node if same else ListNode(items, node.place)
 
     def _scalar(self, node: Scalar, path: Path_) -> Node:
         text = str(node.value)
@@ -103,11 +112,8 @@ class _Interpolation:
     def _whole(self, body: str, node: Scalar, path: Path_) -> Node:
         parameter = _PARAM.fullmatch(body)
         if parameter:
-            target = self._parameter(body, node, path)
-            if node.plain or not isinstance(target, Scalar) or isinstance(target.value, str):
-                return target
-            text = target.text
-            return Scalar(text, target.place, text, False, target.folder, target.secret, target.shown)
+            # Quotes or not: a parameter has a type of its own, and inside { } quotes cannot be left off.
+            return self._parameter(body, node, path)
         text, hidden = self._variable(body, node, path)
         value = read_plain(text) if node.plain else text
         return Scalar(value, node.place, text, node.plain, node.folder, hidden is not None, hidden or "")
@@ -180,10 +186,8 @@ class _Interpolation:
             circle = [*self._chain[self._chain.index(full) :], full]
             message = f"parameters refer to each other in a circle: {' -> '.join(map(dotted, circle))}"
             self._fail(node, path, message, "give one of them a value")
-        if len(self._chain) >= _MAX_CHAIN:
-            self._fail(
-                node, path, f"more than {_MAX_CHAIN} parameters refer to one another", "shorten the chain"
-            )
+        if len(self._chain) >= _MAX_CHAIN or self._level > _MAX_LEVEL:
+            self._fail(node, path, "this parameter refers to too many others in turn", "shorten the chain")
         self._chain.append(full)
         try:
             done = self.node(raw, full)

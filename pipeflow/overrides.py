@@ -89,10 +89,8 @@ def _target(root: MapNode, key: str) -> tuple[str, ...]:
 def _unknown(head: str, rest: list[str], params: list[str], stages: list[str], root: MapNode) -> _Refused:
     what = "parameter or stage" if rest else "parameter"
     near = suggest(head, [*stages, *params] if rest else params)
-    if not near and head in root.entries:
-        near = (
-            "an override reaches params, and the `with` of stages and resources; edit the file for the rest"
-        )
+    if head in root.entries:
+        near = "an override reaches only params, and the `with` of stages and resources"
     if not near:
         near = f"parameters: {', '.join(params[:12])}" if params else "the file has no params"
     return _Refused(f"no {what} is called {head!r}", near)

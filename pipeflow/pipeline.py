@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from pipeflow.assemble import Assembly, InputRunner, seed_of
-from pipeflow.context import ResourceContext
+from pipeflow.assemble import Assembly, InputRunner
+from pipeflow.context import ResourceContext, seed_of
 from pipeflow.engine import Engine, Ticket
 from pipeflow.errors import Cancelled, DocumentError, GraphError, PipeflowError, StageError
 from pipeflow.launch import Inbox, off_loop
@@ -127,7 +127,7 @@ class Pipeline:
     def _input(self, name: str | None) -> InputRunner:
         inputs = [r for r in self._assembly.runners.values() if isinstance(r, InputRunner)]
         for runner in inputs:
-            if name is None and len(inputs) == 1 or runner.name == name:
+            if (name is None and len(inputs) == 1) or runner.name == name:
                 if self._assembly.answering is None:
                     raise PipeflowError(
                         f"pipeline {self.name!r} has several ends: add a stage that `uses: output` where results leave"
@@ -170,7 +170,7 @@ class Pipeline:
             "run_s": round(wall, 3),
             "steps": step.counters.done if step is not None else None,
             "items": {name: runner.counters.made for name, runner in self._assembly.runners.items()},
-            **{key: None for key in keys.split()},
+            **dict.fromkeys(keys.split()),
             "device": sorted({device.name for device in self._assembly.devices.values()}) or ["host"],
             "versions": _versions(),
         }
@@ -228,6 +228,9 @@ class Pipeline:
             except Exception as error:
                 raise PipeflowError(f"resource {name!r} on {device_name}: {type(error).__name__}: {error}") from error
             self._opened.append((resource, value))
+            for line in context.logged:
+                engine.record(name, **line)
+            engine.reported.update(context.reported)
             shared.instances[device_name] = Instance(shared, device_name, value)
 
     def _lease(self) -> None:

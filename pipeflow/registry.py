@@ -119,10 +119,8 @@ class Registry:
         message = f"no {one} is called {name!r}"
         if name in self.names(opposite):
             return UnknownName(message, f"{name!r} is a {other}: it belongs under `{opposite}:`")
-        near = suggest(name, self.names(group))
-        return UnknownName(
-            message, near or f"`pipeflow stages` lists the names; or write module:{one.title()}"
-        )
+        remedy = suggest(name, self.names(group))
+        return UnknownName(message, remedy or f"see `pipeflow stages`, or write module:{one.title()}")
 
 
 def _group_of(cls: object) -> Group | None:
@@ -144,12 +142,11 @@ def _load(uses: str, target: str, base: type[Any]) -> type[Any]:
             raise UnknownName(f"module {module_name!r} has no {attribute!r}", near)
         found = getattr(found, part)
     if not (isinstance(found, type) and issubclass(found, base)):
+        wanted = f"pipeflow.{base.__name__}"
         what = "class" if isinstance(found, type) else type(found).__name__
-        raise BrokenClass(
-            f"{target} is a {what}, not a pipeflow.{base.__name__}",
-            "write @pipeflow.stage above the function" if callable(found) and base is Stage and not
-            isinstance(found, type) else f"derive it from pipeflow.{base.__name__}",
-        )  # fmt: skip
+        function = base is Stage and callable(found) and not isinstance(found, type)
+        remedy = "write @pipeflow.stage above the function" if function else f"derive it from {wanted}"
+        raise BrokenClass(f"{target} is a {what}, not a {wanted}", remedy)
     return found
 
 

@@ -7,7 +7,6 @@ leases. So nobody holds one thing while waiting for another, and what waits can 
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -21,14 +20,14 @@ from pipeflow.job import END, Job, Launched, Output
 from pipeflow.observe.counters import Counters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from pipeflow.device.base import Buffer, Mark
     from pipeflow.edge import Edge
     from pipeflow.engine import Engine
     from pipeflow.inputs import Policy
     from pipeflow.lane import Lane
-    from pipeflow.resource import Instance, Shared
+    from pipeflow.resource import Shared
     from pipeflow.spec import OnError
     from pipeflow.stage import Kind
 
@@ -95,6 +94,11 @@ class Runner:
         self._queued_for_pump = False
         self._linger: Any = None
         self._retrying = 0
+        self.limit: int | None = None
+        self.sources: list[Runner] = []
+        """Sources it is fed by, which end with it once `limit` is reached."""
+        self.ending = False
+        """A source that ends where it stands."""
         self._hand_limit = _HAND_LIMIT
 
     # Waking ----------------------------------------------------------------------------------------
@@ -124,12 +128,38 @@ class Runner:
         """Let gaps pass, and a gather take its members. A gap keeps its turn, so it goes through the hand."""
         if self.inputs is None or len(self._hand) > self._hand_limit:
             return False
+        if self._sated:
+            return self._discard(self.inputs)
         passed = self.inputs.gaps()
         if isinstance(self.inputs, Batches):
             self._keep_linger(self.inputs)
         for seq in passed:
             self._pass_gap(seq)
         return bool(passed)
+
+    @property
+    def _sated(self) -> bool:
+        return self.limit is not None and self.counters.started >= self.limit
+
+    def _discard(self, inputs: Policy) -> bool:
+        """Past the limit whatever still comes retires unused, so that nobody upstream waits for a credit."""
+        for source in self.sources:
+            source.end()
+        left = inputs.discard() if isinstance(inputs, Batches) else []
+        for edge in inputs.edges:
+            while not edge.empty:
+                _, item = edge.pop()
+                if item is not None:
+                    left.append((edge, item))
+        for edge, item in left:
+            self.retire(edge, item)
+        return bool(left)
+
+    def end(self) -> None:
+        """Of a source: make no more."""
+        if not self.ending:
+            self.ending = True
+            self.wake()
 
     def _pass_gap(self, seq: int) -> None:
         self.counters.gaps += 1
@@ -163,12 +193,14 @@ class Runner:
         """Start one job if all it needs is there."""
         if self._finishing or self.pins or not self.engine.admitting or len(self._hand) > self._hand_limit:
             return False
+        if self._sated:
+            return False
         taken: Taken | None = None
         if self.inputs is not None:
             taken = self.inputs.peek()
             if taken is None or (self.on_host and self._unreached(taken)):
                 return False
-        elif self._exhausted or self._hand or not self.engine.sources_open:
+        elif self._exhausted or self._hand or self.ending or not self.engine.sources_open:
             return False
         lane = self._free_lane()
         if lane is None:
@@ -532,7 +564,7 @@ class Runner:
         return not (lane.leases and lane.leases.blocker() is not None)
 
     def _may_step_source(self, job: Job, lane: Lane) -> bool:
-        if not self.engine.sources_open:
+        if self.ending or self._sated or not self.engine.sources_open:
             self._end_source(job)
             return False
         if job.outputs:  # it makes one at a time; the last one has not left yet
@@ -708,7 +740,7 @@ class Runner:
         if self.inputs is not None and not self.inputs.ended():
             return
         if self.inputs is None and not self._exhausted:
-            if self.engine.sources_open or not self.engine.sources_ended:
+            if not (self.ending or self._sated or self.engine.sources_ended):
                 return
             self._exhausted = True
         if any(lane.busy for lane in self.lanes):

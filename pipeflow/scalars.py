@@ -87,7 +87,7 @@ def quote(text: str, *, key: bool = False) -> str:
 
     A key may be one of the legacy booleans (`on:`), since files of this format are full of them.
     """
-    plain = _SAFE.fullmatch(text) and not text.endswith(":") and isinstance(read_plain(text), str)
+    plain = _SAFE.fullmatch(text) and ": " not in f"{text} " and isinstance(read_plain(text), str)
     if plain and (key or text.lower() not in _LEGACY):
         return text
     return f'"{_UNPRINTABLE.sub(_escaped, text)}"'

@@ -67,6 +67,8 @@ class StageSpec(_Spec, kw_only=True):
     writes: str | list[str] | dict[str, str] | None = None
     every: Count | None = None
     """Takes the items whose (number + 1) is a multiple of it."""
+    limit: Count | None = None
+    """Takes this many items (a gather: makes this many batches), then ends, and with it the sources behind."""
     ordered: bool = True
     replicas: Count = 1
     """Lanes a device."""

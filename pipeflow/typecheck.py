@@ -115,9 +115,9 @@ def number(node: Scalar, info: mi.Type, kind: str | None) -> Any:
 
 
 def literal(node: Scalar, info: mi.LiteralType | mi.EnumType) -> Any:
-    """The choice that the node names; FAULTY where it names none. `1` is not `true`."""
+    """The choice that the node names; FAULTY where it names none. `fits` has seen to its type."""
     for choice in choices(info):
-        if type(choice) is type(node.value) and choice == node.value:
+        if choice == node.value:
             return choice if isinstance(info, mi.LiteralType) else info.cls(choice)
     return FAULTY
 

@@ -25,6 +25,7 @@ GAPS = (NOTHING, type(DROP), Failed)
 STREAMS = (
     abc.Generator, abc.AsyncGenerator, abc.Iterator, abc.AsyncIterator, abc.Iterable, abc.AsyncIterable
 )  # fmt: skip
+FUNCTION = get_origin(typing.Callable[..., Any])
 PROMOTED = {float: (int,), complex: (int, float), bytes: (bytearray, memoryview)}
 
 
@@ -79,6 +80,8 @@ def _bare(hint: Any) -> Any:
             hint = get_args(hint)[0]
         elif hint is Port:
             return Any
+        elif hint is None:
+            return NOTHING
         else:
             return hint
 
@@ -167,7 +170,7 @@ def _class_fits(given: Any, wanted: Any) -> bool:
 def _arguments_fit(given: Any, wanted: Any) -> bool:
     have, want = get_args(given), get_args(wanted)
     origin = get_origin(given)
-    if not have or not want or origin is None or issubclass(origin, abc.Callable)  # pyright: ignore[reportUnknownMemberType]:
+    if not have or not want or origin is None or origin is FUNCTION:
         return True
     if origin is tuple:
         return _tuple_fits(have, want, get_origin(wanted))
@@ -187,19 +190,12 @@ def _tuple_fits(have: tuple[Any, ...], want: tuple[Any, ...], wanted_class: Any)
 
 
 def fields_of(hint: Any) -> dict[str, Any] | None:
-    """Fields and types of a TypedDict, a Struct, a dataclass or a named tuple; None for other types."""
+    """Fields and types of a TypedDict; None for other types (named inputs arrive as a dict)."""
     hint = get_origin(_bare(hint)) or _bare(hint)
-    marks = ("__total__", "__struct_fields__", "__dataclass_fields__", "_fields")
-    if not isinstance(hint, type) or not any(hasattr(hint, mark) for mark in marks):
+    if not typing.is_typeddict(hint):
         return None
-    found: dict[str, Any] = {}
-    for cls in reversed(hint.__mro__):
-        scope = vars(sys.modules.get(cls.__module__, types.ModuleType("")))
-        for name, own in inspect.get_annotations(cls).items():
-            if not str(own).startswith(("ClassVar", "typing.ClassVar")):
-                holder = types.SimpleNamespace(__annotations__={name: own}, __globals__=scope)
-                found |= _hints(holder)
-    return found
+    scope = vars(sys.modules.get(hint.__module__, types.ModuleType("")))
+    return _hints(types.SimpleNamespace(__annotations__=hint.__annotations__, __globals__=scope))
 
 
 def mapping_value(hint: Any) -> Any:

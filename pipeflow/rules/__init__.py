@@ -26,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     wiring.step_stage,
     keys.misplaced_key,
     keys.slow_inline,
+    keys.one_policy,
     keys.not_retriable,
     barriers.release_without_barrier,
     barriers.many_barriers,

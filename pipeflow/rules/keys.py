@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pipeflow.graph import Node
     from pipeflow.rules.case import Case, Findings
 
-__all__ = ["misplaced_key", "not_retriable", "slow_inline"]
+__all__ = ["misplaced_key", "not_retriable", "one_policy", "slow_inline"]
 
 BARRIER_HAS_NO = {
     "on": "it runs on no device; `scope` says whose launches it holds",
@@ -20,16 +20,19 @@ BARRIER_HAS_NO = {
     "launcher": "the engine runs it",
     "on_error": "a fault in what it guards ends the run",
     "ordered": "it keeps its turn",
+    "limit": "it fires as often as its input says",
     "bytes": "what it hands on holds no tensors",
 }
 GUARDED_HAS_NO = {
     "every": "it runs when its barrier fires; put `every` on the barrier",
     "queue": "it gets its barrier's trigger, by no queue",
+    "limit": "it runs as often as its barrier fires",
     "in_flight": "what a barrier guards runs one at a time",
     "ordered": "it keeps its turn",
 }
 SOURCE_HAS_NO = {
     "every": "it takes no items; put `every` on the stage that reads it",
+    "limit": "it takes no items; put `limit` on a stage that reads it",
     "queue": "no queue lies before it; put `queue` on the stage that reads it",
     "in_flight": "it is one generator",
 }
@@ -92,6 +95,16 @@ def slow_inline(case: Case) -> Findings:
             yield case.of(
                 node, "launcher", "misplaced-key", message, "write `launcher: thread`, or remove it"
             )
+
+
+def one_policy(case: Case) -> Findings:
+    """`on_error` is `stop`, `skip` or `retry`, never two of them or none."""
+    for node in case.graph.nodes.values():
+        given = node.spec.on_error
+        if isinstance(given, OnError) and (given.skip is None) == (given.retry is None):
+            how = "neither `skip` nor `retry`" if given.skip is None else "both `skip` and `retry`"
+            path = ("stages", node.name, "on_error")
+            yield case.at(path, "wrong-type", f"it says {how}", "write one: `{skip: 10}` or `{retry: 2}`")
 
 
 def not_retriable(case: Case) -> Findings:

@@ -81,6 +81,7 @@ def unfed_join(case: Case) -> Findings:
     for node in case.graph.nodes.values():
         if not _waiting(node):
             continue
+        yield from _other_ports(case, node)
         for links in _inputs_by_piece(case.graph, node):
             first, *rest = links
             domain = case.graph.nodes[first.source].domain
@@ -98,6 +99,19 @@ def unfed_join(case: Case) -> Findings:
             else:
                 remedy = "add `ordered: false` to take what arrives first"
             yield case.at(other.path, "unfed-join", message, remedy)
+
+
+def _other_ports(case: Case, node: Node) -> Findings:
+    """An item leaves by one port, so two ports of one stage never have the same number."""
+    seen: dict[str, str] = {}
+    for link in node.inputs if node.joins else ():
+        if link.port is None:
+            continue
+        port = seen.setdefault(link.source, link.port)
+        if port != link.port:
+            message = f"an item of {link.source!r} leaves by {port!r} or {link.port!r}, so these never meet"
+            remedy = f"take either: `from: [{link.source}.{port}, {link.source}.{link.port}]`"
+            yield case.at(link.path, "unfed-join", message, remedy)
 
 
 def _same_domain(graph: Graph, name: str) -> set[str]:
@@ -119,6 +133,8 @@ def _same_domain(graph: Graph, name: str) -> set[str]:
 def unordered_join(case: Case) -> Findings:
     """No unordered stage between a fork and its join: numbers would not meet."""
     graph = case.graph
+    if all(node.spec.ordered for node in graph.nodes.values()):
+        return
     for node in graph.nodes.values():
         if not _waiting(node):
             continue
@@ -153,7 +169,8 @@ def type_mismatch(case: Case) -> Findings:
             continue
         takes = signature_of(node.cls, node.kind).takes
         if node.joins:
-            yield from _named_inputs(case, node, takes)
+            if not node.guarded:
+                yield from _named_inputs(case, node, takes)
             continue
         for link in node.inputs:
             yield from _one_input(case, node, link, takes)
@@ -161,8 +178,8 @@ def type_mismatch(case: Case) -> Findings:
 
 def _one_input(case: Case, node: Node, link: Link, takes: Any) -> Findings:
     source = case.graph.nodes[link.source]
-    if not source.known:
-        return
+    if not source.known or (node.guarded and not (source.barrier or source.guarded)):
+        return  # the second is what the barrier rules refuse
     gives = signature_of(source.cls, source.kind).gives
     if gives is NOTHING or gives is None:
         message = f"{source.name!r} returns nothing, so it has no items for {node.name!r}"

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from pipeflow.context import Context
 
 if TYPE_CHECKING:
@@ -42,14 +43,6 @@ def make_context(tmp_path: Path) -> Callable[..., Context]:
         return Context(**(given | changes))
 
     return make
-
-
-def logged(ctx: Context) -> list[dict[str, Any]]:
-    return ctx._logged
-
-
-def reported(ctx: Context) -> dict[str, Any]:
-    return ctx._reported
 
 
 def make_tokenizer(template: str | None = TEMPLATE) -> Any:
@@ -97,6 +90,7 @@ def make_model(vocabulary: int = 259, seed: int = 0, positions: int = 512) -> An
 def make_target() -> Callable[..., LanguageModel]:
     """`make_target(template=None, seed=1)`: a `LanguageModel` around the two above, exact in float32."""
     import torch
+
     from pipeflow_stages.hf.language_model import LanguageModel
 
     def make(template: str | None = TEMPLATE, **model: Any) -> LanguageModel:
@@ -148,3 +142,26 @@ def every_full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int]
         raise AssertionError("the disk was full 200 times and still is")
 
     return every
+
+
+@pytest.fixture
+def one_thread():
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def saved_model(tmp_path: Path) -> Callable[..., Path]:
+    """`saved_model(template=None)`: the tiny model and tokenizer saved in transformers' layout."""
+
+    def save(template: str | None = TEMPLATE) -> Path:
+        folder = tmp_path / "saved"
+        make_model().save_pretrained(folder)
+        make_tokenizer(template).save_pretrained(folder)
+        return folder
+
+    return save

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from pipeflow.errors import PipeflowError
 from pipeflow_stages.text.batch import Batches
 from pipeflow_stages.types import TokenRow

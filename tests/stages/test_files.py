@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+
 from pipeflow.errors import PipeflowError
 from pipeflow_stages.files import MARKER, AtomicFile, is_complete, publish_folder, write_atomically
 
@@ -41,7 +42,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, every_full_disk: Callab
             assert "no space left" in str(error)  # noqa: PT017
             assert str(path) in str(error)  # noqa: PT017
             # Only the folder's own fsync comes after the rename: the file is then new, and whole.
-            assert path.read_bytes() in (b"old", b"x" * (3 << 20))  # noqa: PT017
+            assert path.read_bytes() in (b"old", b"x" * (3 << 20))
         assert names(tmp_path) == ["a.txt"]
 
     assert every_full_disk(attempt) >= 6
@@ -60,7 +61,7 @@ def test_an_error_in_the_block_keeps_the_old_file(tmp_path: Path) -> None:
 
 def test_a_real_full_device_is_told_as_one() -> None:
     """The system's own refusal, not an injected one: what a library meets that writes by itself."""
-    with pytest.raises(OSError) as caught, open("/dev/full", "wb", buffering=0) as full:  # noqa: PT012
+    with pytest.raises(OSError) as caught, open("/dev/full", "wb", buffering=0) as full:
         full.write(b"x")
     assert caught.value.errno == errno.ENOSPC
 
@@ -184,3 +185,41 @@ def test_the_injected_disk_really_fills(every_full_disk: Callable[..., int], tmp
 
     assert every_full_disk(attempt) == 3
     assert halves == [False, b"", b"1"]
+
+
+def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[tuple[str, int]] = []
+    fsync, replace, rename = os.fsync, os.replace, os.rename
+
+    def synced(descriptor: int) -> None:
+        steps.append(("fsync", os.fstat(descriptor).st_ino))
+        fsync(descriptor)
+
+    def replaced(source: Path, target: Path) -> None:
+        steps.append(("name", os.stat(source).st_ino))
+        replace(source, target)
+
+    def renamed(source: Path, target: Path) -> None:
+        steps.append(("name", os.stat(source).st_ino))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(os, "rename", renamed)
+    home = tmp_path.stat().st_ino
+    with write_atomically(tmp_path / "a.txt") as stream:
+        stream.write(b"new")
+    file = (tmp_path / "a.txt").stat().st_ino
+    assert steps == [("fsync", file), ("name", file), ("fsync", home)]
+
+    steps.clear()
+    write_folder(tmp_path / "m", "1234")
+    folder = tmp_path / "m"
+    inodes = {name: (folder / name).stat().st_ino for name in names(folder)}
+    published = steps.index(("name", folder.stat().st_ino))
+    marked = steps.index(("name", inodes[MARKER]))
+    assert all(("fsync", inode) in steps[:published] for inode in inodes.values())
+    assert all(("fsync", inodes[name]) in steps[:marked] for name in ("config", "weights"))
+    assert steps[published + 1 :] == [("fsync", home)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from pipeflow.errors import PipeflowError
 from pipeflow_stages.hf import locate as module
 from pipeflow_stages.hf.locate import Folder, Gguf, Hub, WheelFile, cache_folder, fetch, locate, sha256_of

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from pipeflow.errors import PipeflowError
 from pipeflow.item import Failed
 from pipeflow_stages.data.jsonl import Jsonl, parse_row, split_of

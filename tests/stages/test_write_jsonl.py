@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import reported
+
 from pipeflow.errors import PipeflowError
 from pipeflow_stages.data.jsonl import parse_row
 from pipeflow_stages.data.write_jsonl import WriteJsonl
@@ -13,7 +13,6 @@ from pipeflow_stages.types import Conversation, Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pipeflow.context import Context
 
@@ -40,7 +39,7 @@ def test_rows_read_back(make_context: Callable[..., Context]) -> None:
     stage.close()
     back = [parse_row(line, "x") for line in path.read_bytes().splitlines()]
     assert [(r.messages, r.text, r.kind) for r in back] == [(r.messages, r.text, r.kind) for r in ROWS]
-    assert reported(context) == {"rows_written": 2}
+    assert context._reported == {"rows_written": 2}
     assert [p.name for p in path.parent.iterdir()] == ["out.jsonl"]
 
 

@@ -106,7 +106,7 @@ def score(
     hidden [b, N*B, H] or [b, N, B, H]; head_weight [V, H], frozen; labels int64 and weights float32
     [b, N, B]. Logits are built for `chunk` blocks at a time (None: all at once) and never kept: the
     gradient is made beside them, so memory does not grow with N * V. Cross-entropy is float32; under
-    autocast the two matrix products run in its type.
+    autocast the two matrix products run in its type (a head already in that type spares its conversion).
     With no counted slot the loss is exactly 0, and every parameter behind `hidden` gets a zero gradient.
     Raises ValueError when head_weight asks for a gradient, or when chunk is below 1.
     """
@@ -168,15 +168,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 part = slice(start, start + step)
                 logits = (states[part].to(head.dtype) @ head.T).float()
                 label = labels[part][..., None]
-                hits[part] = logits.argmax(-1, keepdim=True).eq(label)[..., 0]
+                best = logits.argmax(dim=-1, keepdim=True)
+                hits[part] = best.eq(label)[..., 0]
                 picked = logits.gather(-1, label)
-                top = torch.logsumexp(logits, dim=-1, keepdim=True)
-                loss += ((top - picked)[..., 0] * scale[part]).sum()
+                top = logits.gather(-1, best)
+                probability = torch.softmax(logits, dim=-1)
+                # The log of the sum of exponentials, from the largest probability: never below 1 / V.
+                total_log = top - probability.gather(-1, best).log()
+                loss += ((total_log - picked)[..., 0] * scale[part]).sum()
                 if gradient is not None:
-                    probability = logits.sub_(top).exp_()
                     probability.scatter_add_(-1, label, torch.full_like(picked, -1.0))
-                    probability.mul_(scale[part][..., None])
-                    gradient[part] = (probability.to(head.dtype) @ head).to(gradient.dtype)
+                    gradient[part] = (probability.to(head.dtype) @ head) * scale[part][..., None]
         ctx.mark_non_differentiable(hits)
         ctx.save_for_backward(gradient)
         return loss, hits

@@ -245,7 +245,9 @@ class Drafter(nn.Module):
 
         Pairs of later positions may be appended along dimension 2; they never change.
         """
-        fused = self.hidden_norm(self.fc(features.to(self.fc.weight.dtype)))
+        if not torch.is_autocast_enabled(features.device.type):  # which converts them itself
+            features = features.to(self.fc.weight.dtype)
+        fused = self.hidden_norm(self.fc(features))
         rotation = self._rotation(positions)
         return [layer.self_attn.keys_values(fused, rotation) for layer in self._layers()]
 

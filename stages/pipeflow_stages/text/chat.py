@@ -17,7 +17,7 @@ from pipeflow_stages.types import Conversation, TokenRow
 if TYPE_CHECKING:
     from pipeflow_stages.hf.language_model import LanguageModel
 
-__all__ = ["Chat"]
+__all__ = ["Chat", "tokens_of"]
 
 
 class Chat(Stage[Conversation, TokenRow]):
@@ -39,7 +39,7 @@ class Chat(Stage[Conversation, TokenRow]):
     def run(self, item: Conversation, ctx: Context) -> TokenRow:
         target: LanguageModel = ctx.read("target")
         try:
-            ids, mask = _tokens(target, item)
+            ids, mask = tokens_of(target, item)
         except PipeflowError as error:
             raise PipeflowError(f"{_name(item)}: {error}") from error
         limit = self.config.max_length
@@ -65,7 +65,8 @@ def _name(item: Conversation) -> str:
     return item.source or "a conversation without a source"
 
 
-def _tokens(target: LanguageModel, item: Conversation) -> tuple[list[int], list[int]]:
+def tokens_of(target: LanguageModel, item: Conversation) -> tuple[list[int], list[int]]:
+    """Token ids, and 1 for each that is supervised. PipeflowError as for the stage, without the row's name."""
     if not item.messages:
         ids = target.encode(item.text, special=True)
         return ids, [1] * len(ids)
@@ -84,6 +85,10 @@ def _answer(target: LanguageModel, item: Conversation, turn: int, ids: list[int]
     What a model is asked at inference (the turns so far, the answer opened) must be a prefix of the turns
     with the answer, and those of the whole: else tokens would be trained that are never predicted.
     """
+    if not any(message.role == "user" for message in item.messages[:turn]):
+        raise PipeflowError(
+            "an answer stands before any question. Conversations begin with a user turn"
+        )
     asked = target.chat(item.messages[:turn], generation_prompt=True)
     answered = target.chat(item.messages[: turn + 1])
     for part, whole in ((asked, answered), (answered, ids)):
@@ -91,7 +96,7 @@ def _answer(target: LanguageModel, item: Conversation, turn: int, ids: list[int]
             raise PipeflowError(
                 f"the chat template of {target.name!r} renders the turns before turn {turn + 1} otherwise "
                 "once more turns follow, so its answer cannot be masked. Use conversations with one answer, "
-                "that begin with a user turn, or a model whose template only appends"
+                "or a model whose template only appends"
             )
     stops = [i for i in range(len(asked), len(answered)) if answered[i] in target.stop_ids]
     # Past the last stop token a template puts a line break, which nobody predicts.

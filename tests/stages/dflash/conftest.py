@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
+
 from pipeflow_stages.dflash.anchors import anchors_of_batch
 from pipeflow_stages.dflash.decode import Generation, plain_greedy
 from pipeflow_stages.dflash.loss import drafter_loss, labels, loss_weights
 from pipeflow_stages.dflash.mask import block_ids, dense_mask, slot_positions
 from pipeflow_stages.dflash.model import Drafter, DrafterConfig, config_for_target
 from pipeflow_stages.dflash.taps import Tapper
-from torch.nn import functional as F
 
 VOCABULARY = 61
 MASK_TOKEN = 60

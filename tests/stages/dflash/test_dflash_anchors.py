@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pipeflow_stages.dflash.anchors import anchors_of_batch, choose, valid_anchors
 
 

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+
 from pipeflow_stages.dflash import decode
 from pipeflow_stages.dflash.anchors import valid_anchors
 from pipeflow_stages.dflash.decode import (

@@ -7,11 +7,12 @@ import resource
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
 from pipeflow_stages.dflash import export
 from pipeflow_stages.dflash.export import config_json, load_drafter, read_config, save_drafter
 from pipeflow_stages.dflash.model import Drafter
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pipeflow_stages.dflash.mask import block_ids, dense_mask, slot_positions
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F
+
 from pipeflow_stages.dflash import loss as loss_module
 from pipeflow_stages.dflash import mask as mask_module
 from pipeflow_stages.dflash.mask import dense_mask
 from pipeflow_stages.dflash.model import Drafter, Rotation
 from pipeflow_stages.dflash.taps import Tapper
-from torch.nn import functional as F
 
 FAULTS = ("label shift", "position shift", "context leak", "block leak", "feature shift")
 
@@ -134,12 +135,10 @@ def test_the_equality_catches(fault, tiny, target, drafter, monkeypatch):
 
 
 def test_context_may_be_appended_in_pieces(tiny, target, drafter):
-    input_ids, features = _batch(tiny, rows=1)
+    _, features = _batch(tiny, rows=1)
     positions = torch.arange(24)[None]
     whole = drafter.context_kv(features, positions)
-    pieces = [
-        drafter.context_kv(features[:, a:b], positions[:, a:b]) for a, b in ((0, 9), (9, 10), (10, 24))
-    ]
+    pieces = [drafter.context_kv(features[:, a:b], positions[:, a:b]) for a, b in ((0, 9), (9, 10), (10, 24))]
     for layer, (k, v) in enumerate(whole):
         torch.testing.assert_close(torch.cat([p[layer][0] for p in pieces], 2), k, rtol=0, atol=1e-5)
         torch.testing.assert_close(torch.cat([p[layer][1] for p in pieces], 2), v, rtol=0, atol=1e-5)
@@ -150,6 +149,9 @@ def test_a_layer_computes_what_the_paper_says(tiny, target, drafter):
     _, features = _batch(tiny, rows=1, length=5)
     x = torch.randn(1, 4, 32)
     c = drafter.config
+    for name, weight in drafter.named_parameters():
+        if "norm" in name:  # ones would hide which norm comes where
+            weight.uniform_(0.5, 1.5)
     layer = drafter.layers[0]
     p = dict(layer.named_parameters())
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+
 from pipeflow_stages.dflash.taps import Tapper, tap_layers
 
 
@@ -115,9 +116,7 @@ def test_right_padding_changes_no_real_position(tiny):
     tapper = Tapper(model, [1, 3])
     short = torch.randint(tiny.vocabulary, (1, 7))
     padded = torch.cat([short, torch.zeros(1, 5, dtype=torch.int64)], dim=1)
-    torch.testing.assert_close(
-        tapper.features(padded)[:, :7], tapper.features(short), rtol=0, atol=1e-5
-    )
+    torch.testing.assert_close(tapper.features(padded)[:, :7], tapper.features(short), rtol=0, atol=1e-5)
 
 
 def test_a_cached_forward_in_pieces_equals_one_forward(tiny):
@@ -141,9 +140,7 @@ def test_threads_do_not_mix(tiny):
     wrong = []
 
     def work(i):
-        for _ in range(10):
-            if not torch.equal(tapper.features(inputs[i]), expected[i]):
-                wrong.append(i)
+        wrong.extend(i for _ in range(10) if not torch.equal(tapper.features(inputs[i]), expected[i]))
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
