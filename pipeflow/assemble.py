@@ -97,6 +97,10 @@ class Assembly:
 
     def make_devices(self) -> None:
         """Every device that the file names; may import torch and take seconds. Off the loop."""
+        if self.engine.spec.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.engine.spec.threads)
         wanted: dict[str, None] = {}
         for node in self.graph.nodes.values():
             for device in node.devices:

@@ -25,6 +25,7 @@ from pipeflow.errors import Cancelled, DocumentError, GraphError, PipeflowError,
 from pipeflow.launch import Inbox, off_loop
 from pipeflow.observe.folder import RunFolder, write_whole
 from pipeflow.resource import Instance, Leases, Shared
+from pipeflow.stage import Kind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
@@ -169,7 +170,7 @@ class Pipeline:
             "wall_s": round(time.monotonic() - engine.started, 3),
             "run_s": round(wall, 3),
             "steps": step.counters.done if step is not None else None,
-            "items": {name: runner.counters.made for name, runner in self._assembly.runners.items()},
+            "items": sum(r.counters.made for r in self._assembly.runners.values() if r.kind is Kind.SOURCE),
             **dict.fromkeys(keys.split()),
             "device": sorted({device.name for device in self._assembly.devices.values()}) or ["host"],
             "versions": _versions(),
@@ -178,6 +179,10 @@ class Pipeline:
         if values["tokens"] is not None and wall > 0:
             values.setdefault("tokens_per_s", round(values["tokens"] / wall, 3))
         values.setdefault("tokens_per_s", None)
+        values["stages"] = {
+            name: {"made": runner.counters.made, "dropped": runner.counters.dropped}
+            for name, runner in self._assembly.runners.items()
+        }
         values["skipped"] = {n: r._skipped for n, r in self._assembly.runners.items() if r._skipped}
         if error is not None:
             values["error"] = str(error)

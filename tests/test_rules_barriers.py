@@ -274,3 +274,9 @@ def test_messages_name_the_stages_and_the_remedy() -> None:
     assert found.path == "stages.release.from"
     assert found.message == "'release' needs quiet devices, but no barrier stands between it and 'train'"
     assert "uses: barrier" in found.remedy
+
+
+def test_a_long_chain_is_no_deep_recursion() -> None:
+    chain = "\n".join(f"s{i}: {{uses: step, from: s{i - 1}}}" for i in range(1, 1500))
+    stages = f"s0: {{uses: rows}}\n{chain}\nrelease: {{uses: release, from: §s1499}}"
+    fails(_file(stages, "stages:\n"), "release-without-barrier")

@@ -114,6 +114,7 @@ def test_passes(text: str) -> None:
 
 
 FAIL = {
+    "no stages": ("no-stages", "§stages: {}"),
     "a circle": ("cycle", """
         stages:
           rows: {uses: rows}

@@ -55,7 +55,11 @@ def command(template: str | None, folder: str, show_list: bool) -> None:
 
         near = suggest(template, list(known)) or f"templates: {', '.join(known)}"
         raise click.UsageError(f"no template is called {template!r}: {near}")
-    _write(_parts(known[template]), Path(folder))
+    try:
+        _write(_parts(known[template]), Path(folder))
+    except OSError as error:
+        click.echo(f"cannot write to {folder}: {error.strerror}", err=True)
+        sys.exit(1)
 
 
 def _write(parts: list[Traversable], folder: Path) -> None:
@@ -66,8 +70,20 @@ def _write(parts: list[Traversable], folder: Path) -> None:
         sys.exit(1)
     folder.mkdir(parents=True, exist_ok=True)
     for part in parts:
-        with (folder / part.name).open("x", encoding="utf-8", newline="\n") as file:
-            file.write(part.read_text(encoding="utf-8"))
+        _write_whole(folder / part.name, part.read_bytes())
         click.echo(folder / part.name)
     pipeline = next(part.name for part in parts if part.name.endswith(".yaml"))
     click.echo(f"Next: pipeflow run {folder / pipeline}", err=True)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """The whole file or none: written aside, synced, renamed."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)

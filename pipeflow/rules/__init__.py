@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["RULES", "Case", "Rule", "run_rules"]
 
 RULES: tuple[Rule, ...] = (
+    wiring.no_stages,
     wiring.item_circle,
     wiring.gathered_fan_in,
     wiring.unfed_join,

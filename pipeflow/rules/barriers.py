@@ -32,14 +32,21 @@ __all__ = [
 ]
 
 
-def _covered(graph: Graph, node: Node, seen: set[str] | None = None) -> bool:
-    """Whether a barrier stands on every way to a stage."""
-    seen = seen if seen is not None else set()
-    if node.barrier or not node.known or node.name in seen:
-        return True
-    seen.add(node.name)
-    sources = [graph.nodes[link.source] for link in node.inputs]
-    return bool(sources) and all(_covered(graph, source, seen) for source in sources)
+def _covered(graph: Graph, node: Node) -> bool:
+    """Whether a barrier (or a stage that was not found) stands on every way to a stage."""
+    seen = {node.name}
+    todo = [node]
+    while todo:
+        current = todo.pop()
+        if current.barrier or not current.known:
+            continue
+        if not current.inputs:
+            return False
+        for link in current.inputs:
+            if link.source not in seen:
+                seen.add(link.source)
+                todo.append(graph.nodes[link.source])
+    return True
 
 
 def release_without_barrier(case: Case) -> Findings:

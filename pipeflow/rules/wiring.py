@@ -18,6 +18,7 @@ __all__ = [
     "gathered_fan_in",
     "item_circle",
     "mutated_twice",
+    "no_stages",
     "step_stage",
     "type_mismatch",
     "unfed_join",
@@ -235,19 +236,29 @@ def mutated_twice(case: Case) -> Findings:
         if not node.cls.mutates:
             continue
         for link in node.inputs:
-            others = [
-                other.name
-                for other_link, other in case.graph.links()
-                if other_link is not link
-                and other_link.source == link.source
-                and (link.port is None or other_link.port is None or link.port == other_link.port)
-            ]
+            others = _other_readers(case, link)
             if others:
-                message = (
-                    f"{node.name!r} writes into items of {link.source!r}, which {listed(others)} reads too"
-                )
+                message = f"{node.name!r} writes into items of {link.source!r}, also read by {listed(others)}"
                 remedy = "let it write into a copy (and drop `mutates`), or give it a producer of its own"
                 yield case.at(link.path, "mutates-shared", message, remedy)
+
+
+def _other_readers(case: Case, link: Link) -> list[str]:
+    """Stages that get the items of a link by another one; two ports of a stage share none."""
+    found = [
+        node.name
+        for other, node in case.graph.links()
+        if other is not link
+        and other.source == link.source
+        and (link.port is None or other.port is None or link.port == other.port)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def no_stages(case: Case) -> Findings:
+    """A pipeline has at least one stage."""
+    if not case.graph.nodes:
+        yield case.at(("stages",), "no-stages", "the pipeline has no stages", "write at least one", key=True)
 
 
 def step_stage(case: Case) -> Findings:

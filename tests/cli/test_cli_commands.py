@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from textwrap import dedent
@@ -360,6 +361,17 @@ def test_init_never_overwrites(tmp_path: Path) -> None:
     assert done.stderr == "nothing written: hello_stages.py exists already. Choose another folder\n"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["hello_stages.py"]
     assert (tmp_path / "hello_stages.py").read_text() == "mine"
+
+
+def test_init_leaves_no_half_written_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    done = CliRunner().invoke(init, ["hello", str(tmp_path / "new")])
+    assert done.exit_code == 1
+    assert "No space left on device" in done.stderr
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_init_of_an_unknown_template(tmp_path: Path) -> None:

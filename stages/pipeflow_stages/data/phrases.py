@@ -7,6 +7,7 @@ from the target's features, since every symbol occurs in many phrases.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator  # noqa: TC003  (the type check resolves the hints of run)
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import pipeflow
@@ -17,8 +18,6 @@ from pipeflow_stages.rows import Rows
 from pipeflow_stages.types import TokenRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pipeflow import Context, ResourceContext
 
 __all__ = ["Book", "PhraseBook", "PhraseRows", "Phrases"]

@@ -66,7 +66,7 @@ def _name(item: Conversation) -> str:
 
 
 def tokens_of(target: LanguageModel, item: Conversation) -> tuple[list[int], list[int]]:
-    """Token ids, and 1 for each that is supervised. PipeflowError as for the stage, without the row's name."""
+    """Token ids, and 1 for each that is supervised. PipeflowError as `run`, without the row's name."""
     if not item.messages:
         ids = target.encode(item.text, special=True)
         return ids, [1] * len(ids)
@@ -86,9 +86,7 @@ def _answer(target: LanguageModel, item: Conversation, turn: int, ids: list[int]
     with the answer, and those of the whole: else tokens would be trained that are never predicted.
     """
     if not any(message.role == "user" for message in item.messages[:turn]):
-        raise PipeflowError(
-            "an answer stands before any question. Conversations begin with a user turn"
-        )
+        raise PipeflowError("an answer stands before any question. Conversations begin with a user turn")
     asked = target.chat(item.messages[:turn], generation_prompt=True)
     answered = target.chat(item.messages[: turn + 1])
     for part, whole in ((asked, answered), (answered, ids)):
