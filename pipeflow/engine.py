@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from pipeflow.errors import Cancelled, Dropped, StallError, Stuck
+from pipeflow.errors import Cancelled, Dropped, StageError, StallError, Stuck
 from pipeflow.launch import Inbox, off_loop, stuck_thread
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ class Engine:
         self.sources_open = False
         self.sources_ended = False
         """A drain was asked for: sources end where they stand."""
+        self.strict = False
+        """A loss that is not finite fails the run."""
+        self.debug_sync = False
+        """Lanes wait for the device after every launch."""
         self.error: BaseException | None = None
         self.callers = 0
         """Inputs that a caller can still feed."""
@@ -290,6 +295,11 @@ class Engine:
 
     def record(self, stage: str, **values: Any) -> None:
         """One line of metrics.jsonl."""
+        loss = values.get("loss")
+        if isinstance(loss, float) and not math.isfinite(loss):
+            self.note("loss is not finite", stage, step=values.get("step"), loss=str(loss))
+            if self.strict:
+                self.fail(StageError(f"the loss is {loss} at step {values.get('step')}", stage=stage))
         line = {"t": round(time.monotonic() - self.started, 6), "stage": stage, **values}
         try:
             self.folder.metric(line)

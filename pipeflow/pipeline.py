@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pipeflow.check import Report
     from pipeflow.lane import Lane
     from pipeflow.registry import Registry
+    from pipeflow.runner import Runner
 
 __all__ = ["Pipeline", "Summary", "open_pipeline"]
 
@@ -120,6 +121,50 @@ class Pipeline:
     def cancel(self) -> None:
         """Stop now: `run` raises Cancelled. Jobs in hand are awaited for `stop.grace` seconds at exit."""
         self._engine.cancel()
+
+    def abandon(self) -> None:
+        """Write the summary as it stands, for a caller that is about to leave without waiting."""
+        import contextlib
+
+        with contextlib.suppress(OSError):
+            self._engine.folder.summary(self.summary() | {"status": "forced", "exit_code": 130})
+
+    def why(self) -> str:
+        """What each open stage waits for, a line each."""
+        return self._engine.why()
+
+    def runners(self) -> list[Runner]:
+        """The stages at run time, in order, for those who watch."""
+        return list(self._assembly.runners.values())
+
+    def steps(self) -> tuple[int, int | None]:
+        """Calls of the stage named in `run.step` so far, and how many there will be where `limit` says so."""
+        step = self._assembly.runners.get(self._engine.spec.step or "")
+        if step is None:
+            return 0, None
+        node = self._report.graph.nodes[step.name]
+        limits = [n.spec.limit for n in (node, *self._report.graph.upstream(node)) if n.spec.limit is not None]
+        return step.counters.done, min(limits, default=None)
+
+    @property
+    def phase(self) -> str:
+        """loading | running | draining | ended"""
+        engine = self._engine
+        if engine.ended.is_set():
+            return "ended"
+        if engine.sources_ended:
+            return "draining"
+        return "loading" if self._run_started is None else "running"
+
+    @property
+    def grace(self) -> float:
+        """Seconds that a cancel waits for work in hand."""
+        return self._engine.spec.stop.grace
+
+    @property
+    def log_every(self) -> float:
+        """Seconds between progress lines."""
+        return self._engine.spec.log_every
 
     def on_metric(self, sink: Callable[[dict[str, Any]], None]) -> None:
         """Call `sink` on the loop with each line of metrics.jsonl as it is written."""
@@ -356,11 +401,16 @@ async def open_pipeline(
     run_dir: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     registry: Registry | None = None,
+    opening: Callable[[Pipeline], None] | None = None,
+    strict: bool = False,
+    debug_sync: bool = False,
 ) -> AsyncIterator[Pipeline]:
     """Check a file (or a mapping of the same shape), load it, and hand over the open pipeline.
 
     Raises DocumentError or GraphError with every fault before anything is loaded, StageError or
-    PipeflowError where loading fails. On exit without an error a pipeline that still takes items is drained.
+    PipeflowError where loading fails. `opening` is called with the pipeline before it loads, so that a load
+    can be drained or cancelled too. `strict`: a logged loss that is not finite fails the run.
+    `debug_sync`: wait for the device after every launch, so that a fault is laid at the right call. On exit without an error a pipeline that still takes items is drained.
     """
     inbox = Inbox(asyncio.get_running_loop())
     report = await off_loop(inbox, lambda: _check(source, overrides, env, registry), "check")
@@ -379,15 +429,23 @@ async def open_pipeline(
             assembly = Assembly(engine, report.graph, name, os.urandom(4).hex())
             pipeline = Pipeline(report, engine, assembly)
             try:
-                await pipeline.load()
+                engine.strict, engine.debug_sync = strict, debug_sync
+                if opening is not None:
+                    opening(pipeline)
+                async with anyio.create_task_group() as loading:
+                    loading.start_soon(_end_with, engine, loading.cancel_scope)
+                    await pipeline.load()
+                    loading.cancel_scope.cancel()
+                if engine.error is not None:
+                    raise engine.error
                 group.start_soon(engine.watch_progress, name="progress guard")
                 yield pipeline
                 if not engine.ended.is_set():
                     pipeline.drain()
                     await engine.ended.wait()
             except Exception as error:
-                failure = error
-                engine.fail(error)
+                failure = _only(error)
+                engine.fail(failure)
             except BaseException:
                 engine.fail(Cancelled("the caller was cancelled"))
                 raise
@@ -406,6 +464,19 @@ async def open_pipeline(
         failure = engine.error
     if failure is not None:
         raise failure
+
+
+async def _end_with(engine: Engine, scope: anyio.CancelScope) -> None:
+    """Give up a load once the run is cancelled."""
+    await engine.ended.wait()
+    scope.cancel()
+
+
+def _only(error: Exception) -> Exception:
+    """The error itself where a task group put exactly one into a group."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def _check(
