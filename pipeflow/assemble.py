@@ -97,10 +97,6 @@ class Assembly:
 
     def make_devices(self) -> None:
         """Every device that the file names; may import torch and take seconds. Off the loop."""
-        if self.engine.spec.threads is not None:
-            import torch
-
-            torch.set_num_threads(self.engine.spec.threads)
         wanted: dict[str, None] = {}
         for node in self.graph.nodes.values():
             for device in node.devices:
@@ -112,6 +108,27 @@ class Assembly:
         late = next((device for device in self.devices.values() if isinstance(device, CpuLate)), None)
         self.host: Device = late if late is not None else Cpu("host")
         self.engine.poisons = late
+        self._share_cores()
+
+    def _share_cores(self) -> None:
+        """Set torch's threads an operation as `run.threads` says."""
+        threads = self.engine.spec.threads
+        if threads is None:
+            return
+        import os
+
+        import torch
+
+        if threads == "auto":
+            lanes = [
+                name
+                for node in self.graph.nodes.values()
+                if not node.guarded
+                for name in node.devices * node.spec.replicas
+                if self.devices[resolve_auto(name)].place == "cpu"
+            ]
+            threads = max(1, len(os.sched_getaffinity(0)) // max(1, len(lanes)))
+        torch.set_num_threads(threads)
 
     def devices_of_resource(self, name: str) -> list[str]:
         """Where a resource is opened: where it says, else wherever its stages run, else on the host."""

@@ -96,9 +96,10 @@ class RunSpec(_Spec, kw_only=True):
     seed: Annotated[int, Meta(ge=0)] = 0
     step: str | None = None
     """The stage whose calls are counted as steps."""
-    threads: Count | None = None
+    threads: Literal["auto"] | Count | None = None
     """Threads that torch uses inside one operation on the CPU. Lanes run side by side, each in its own
-    thread, so on a machine without a GPU fewer are often faster. A setting of the whole process."""
+    thread, so without a GPU fewer are often faster; `auto` shares the cores among the lanes on a CPU
+    device. A setting of the whole process; left out, nothing is set."""
     queue: QueueSpec = QueueSpec()
     stop: StopSpec = StopSpec()
     stall: Duration = 600.0
