@@ -7,15 +7,20 @@ Copies between places are stages of their own (axiom 2.6), put in here: one a pr
 from __future__ import annotations
 
 import typing
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from pipeflow import handover
 from pipeflow.barrier import BarrierRunner, GuardedRunner, gates_of_this_loop
 from pipeflow.context import seed_of
 from pipeflow.device import make_device, resolve_auto
 from pipeflow.device.cpu import Cpu
 from pipeflow.device.cpu_late import CpuLate
 from pipeflow.edge import Edge
+from pipeflow.errors import StageError
+from pipeflow.fence import REACHED
 from pipeflow.inputs import Arrivals, Batches, Join, Select, Single, Turns
+from pipeflow.job import Output
 from pipeflow.lane import Lane
 from pipeflow.launch import InlineLauncher, TaskLauncher, ThreadLauncher
 from pipeflow.resource import Shared
@@ -51,26 +56,23 @@ class InputRunner(Runner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.offers: list[Any] = []
-        self.ending = False
+        self.offers: deque[tuple[Any, Any]] = deque()
 
     def pump(self) -> None:
-        from pipeflow.fence import REACHED
-        from pipeflow.job import Output
-
-        self._queued_for_pump = False
+        self.queued_for_pump = False
         if self.closed or not self.engine.admitting:
             return
         while self.offers:
-            edges = tuple(edge for edge in self.outs if edge.selects(self._next))
-            if not all(edge.admits() for edge in edges):
-                return
-            value, ticket = self.offers.pop(0)
+            edges = self.edges_for(self.next_seq)
+            for edge in edges:
+                if not edge.admits():
+                    return
+            value, ticket = self.offers.popleft()
             for edge in edges:
                 edge.take()
             self.counters.started += 1
             self.counters.made += 1
-            self._hand_over(Output(value=value, fence=REACHED, charged=edges, tickets=(ticket,)))
+            handover.hand_over(self, Output(value, REACHED, charged=edges, tickets=(ticket,)))
         if self.ending or self.engine.sources_ended:
             self.engine.callers -= 1
             self.close()
@@ -189,10 +191,12 @@ class Assembly:
             # One lane writes; handing over late would only hide the version that an item carries.
             ordered=spec.ordered or bool(node.writes),
             on_host=not node.devices,
-            starts_domain=node.kind is not Kind.MAP or (several and not node.joins and not node.selects_ports),
+            starts_domain=node.kind is not Kind.MAP
+            or (several and not node.joins and not node.selects_ports),
             on_error=spec.on_error if isinstance(spec.on_error, OnError) else None,
             retriable=node.retriable,
             scatters=node.kind is Kind.GATHER and _scatters(node.cls),
+            ports=node.ports,
             timeout=spec.timeout,
         )
         runner.limit = spec.limit
@@ -221,6 +225,9 @@ class Assembly:
                 declared=self.graph.nodes[link.source].spec.bytes,
                 pinned=self._pinned(self.graph.nodes[link.source], node),
             )
+            if edge.pinned and producer.relays and producer.inputs is not None:
+                for before in producer.inputs.edges:
+                    before.pinned = True
             producer.outs.append(edge)
             edges.append(edge)
         if edges:
@@ -272,11 +279,12 @@ class Assembly:
             on_error=None,
             retriable=False,
         )
+        runner.relays = True
         device = source if source.place != "cpu" else target
         stage = Copy(None, device, target)
         lane = self._lane(name, 0, stage, device, runner, gates, in_flight=2)
         stage.stream = lane.stream
-        runner.lanes.append(lane)
+        runner.add_lane(lane)
         queue = self.engine.spec.queue
         edge = Edge(producer, runner, items=queue.items, nbytes=queue.bytes)
         producer.outs.append(edge)
@@ -293,11 +301,15 @@ class Assembly:
         index = 0
         for device in devices:
             for _ in range(node.spec.replicas):
-                stage = node.cls(node.config)
+                try:
+                    stage = node.cls(node.config)
+                except Exception as error:
+                    said = f"could not be made: {type(error).__name__}: {error}"
+                    raise StageError(said, stage=node.name) from error
                 lane = self._lane(
                     node.name, index, stage, device, runner, gates, node.spec.in_flight, node.spec.launcher
                 )
-                runner.lanes.append(lane)
+                runner.add_lane(lane)
                 index += 1
 
     def _lane(
@@ -325,6 +337,7 @@ class Assembly:
             run_dir=self.engine.folder.path,
             stop=self.engine.stop,
             seed=seed_of(self.engine.spec.seed, name),
+            timeout=runner.timeout,
         )
         lane.is_source = runner.kind is Kind.SOURCE
         self._launchers(lane, runner, launcher)
@@ -338,7 +351,10 @@ class Assembly:
         inline = (wanted or ("inline" if lane.stage.inline else "thread")) == "inline"
         if lane.is_async:
             task = TaskLauncher(
-                lambda work, task_name: engine.start_soon(work, name=task_name), name, lane.in_flight
+                lambda work, task_name: engine.start_soon(work, name=task_name),
+                name,
+                lane.in_flight,
+                engine.fail,
             )
             lane.launcher = task
             engine.launchers.append(task)
@@ -367,6 +383,16 @@ class Assembly:
 
     # Barriers --------------------------------------------------------------------------------------
 
+    def release_gates(self) -> None:
+        """After the last launch came back, or was given up: other pipelines of the loop go on."""
+        for lane in self.lanes:
+            if lane.gate is not None:
+                lane.gate.nodes.discard(self.runners[lane.name])
+                lane.gate.forget(lane)
+        for runner in self.runners.values():
+            if isinstance(runner, BarrierRunner):
+                runner.release_gates()
+
     def _section(self, node: Node, gates: Any) -> None:
         barrier = self.runners[node.name]
         assert isinstance(barrier, BarrierRunner)
@@ -376,7 +402,9 @@ class Assembly:
 
             named = self.engine.device_names
             names = [resolve_auto(name) for name in devices_of(node.spec.scope, named)]
-        barrier.scope = [(self.devices[name], gates.of(name)) for name in names]
+        elif "cpu" not in names and any(lane.gate is gates.of("cpu") for lane in self.lanes):
+            barrier.scope.append((self.host, gates.of("cpu")))  # writers on the host
+        barrier.scope.extend((self.devices[name], gates.of(name)) for name in names)
         for guarded in self.graph.section(node):
             runner = self.runners[guarded.name]
             assert isinstance(runner, GuardedRunner)
@@ -384,7 +412,9 @@ class Assembly:
             barrier.section.append(runner)
         scope = {id(gate) for _, gate in barrier.scope}
         barrier.background = [
-            lane for lane in self.lanes if lane.stage.background and (lane.gate is None or id(lane.gate) in scope)
+            lane
+            for lane in self.lanes
+            if lane.stage.background and (lane.gate is None or id(lane.gate) in scope)
         ]
 
 

@@ -8,17 +8,22 @@ join host producers; devices are drained off the loop; guarded stages run one at
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import weakref
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from pipeflow import handover, production
 from pipeflow.device.base import Permit
 from pipeflow.errors import DeviceError, StageError
 from pipeflow.inputs import Taken
 from pipeflow.item import Trigger
 from pipeflow.job import Job
+from pipeflow.launching import launch
 from pipeflow.runner import Runner
 
 if TYPE_CHECKING:
@@ -30,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BarrierRunner", "Gate", "GuardedRunner", "gates_of_this_loop"]
 
+DEFAULT_TIMEOUT = 300.0
+"""Seconds for a barrier to reach quiet and run what it guards, where the file does not say."""
+
 
 class Gate:
     """The launch gate of one device, shared by all pipelines of the process (axiom 5.2)."""
@@ -37,6 +45,8 @@ class Gate:
     def __init__(self, device: str) -> None:
         self.device = device
         self.open = True
+        self._holder: object = None
+        """The barrier that closed it last. Another's reopening changes nothing."""
         self.nodes: set[Runner] = set()
         """Stages with lanes behind it, woken when it opens."""
         self._in_hand: dict[tuple[Lane, int | None], int] = {}
@@ -51,27 +61,32 @@ class Gate:
     def leave(self, lane: Lane, seq: int | None) -> None:
         """Its fence is reached."""
         key = (lane, seq)
-        left = self._in_hand[key] - 1
-        if left:
-            self._in_hand[key] = left
+        if key not in self._in_hand:  # of a lane that was forgotten, and came back late
             return
-        del self._in_hand[key]
-        if not self._in_hand:
-            waiting, self._quiet = self._quiet, []
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+        self._in_hand[key] -= 1
+        if not self._in_hand[key]:
+            del self._in_hand[key]
+            self._look_if_quiet()
 
     def forget(self, lane: Lane) -> None:
         """The lane is gone, and with it what it never finished: other pipelines must not wait for it."""
         for key in [key for key in self._in_hand if key[0] is lane]:
-            self._in_hand[key] = 1
-            self.leave(lane, key[1])
+            del self._in_hand[key]
+        self._look_if_quiet()
+
+    def _look_if_quiet(self) -> None:
+        if self._in_hand:
+            return
+        waiting, self._quiet = self._quiet, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
     def in_hand(self) -> list[str]:
         """The launches that are not over, in words."""
         return [
-            f"{lane.name}[{lane.index}]" + ("" if seq is None else f" item {seq}") for lane, seq in self._in_hand
+            f"{lane.name}[{lane.index}]" + ("" if seq is None else f" item {seq}")
+            for lane, seq in self._in_hand
         ]
 
     async def quiet(self) -> None:
@@ -81,7 +96,16 @@ class Gate:
             self._quiet.append(future)
             await future
 
-    def reopen(self) -> None:
+    def close(self, holder: object) -> None:
+        """No launch begins from here on, but those of the holder's section."""
+        self.open = False
+        self._holder = holder
+
+    def reopen(self, holder: object) -> None:
+        """Only whoever closed it last may open it: the end of one run is not the end of another's section."""
+        if self._holder is not holder:
+            return
+        self._holder = None
         self.open = True
         for node in list(self.nodes):
             node.wake()
@@ -133,35 +157,37 @@ class GuardedRunner(Runner):
     barrier: BarrierRunner
 
     def pump(self) -> None:
-        self._queued_for_pump = False
+        self.queued_for_pump = False
         if self.closed:
             return
-        while self._emit():
+        while self.hand and (production.produce(self) or handover.emit(self)):
             pass
-        if self.barrier.closed and not self._hand:
-            self._exhausted = True
-            self._try_close()
+        if self.barrier.closed and not self.hand:
+            self.exhausted = True
+            self.try_close()
 
-    async def run_guarded(self, trigger: Trigger, charged: tuple[Edge, ...]) -> None:
+    async def run_guarded(self, trigger: Trigger, charged: Sequence[Edge]) -> None:
         """One call with the trigger, on its own lane; returns once its fence is reached."""
         lane = self.lanes[0]
+        self.in_section = True
         while lane.leases and lane.leases.blocker(first=True) is not None:
             # Only a host stage outside the scope can still hold one; it gives it back when it returns.
             await self.engine.next_progress()
-        job = Job(lane, self._next, Taken(self._next, [], trigger), time.perf_counter())
-        self._next += 1
+        job = Job(lane, self.next_seq, Taken(self.next_seq, [], trigger), time.perf_counter())
+        self.next_seq += 1
         job.charged = charged
-        self._hand.append(job)
-        lane.busy += 1
-        self.counters.started += 1
-        self._launch(job)
+        self.begin(job, lane)
+        launch(self, job)
         self.wake()
         while not job.retired:
             await self.engine.next_progress()
+        self.in_section = False
 
 
 class BarrierRunner(Runner):
-    """A barrier of the file: fires on the items that `every` selects, and once more at the end."""
+    """A barrier of the file: fires on the numbers that `every` selects, and once more at the end."""
+
+    fires_on_gaps = True
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -171,82 +197,96 @@ class BarrierRunner(Runner):
         self.background: list[Lane] = []
         """Lanes in scope whose stages start work outside them."""
         self.phase = "waits for an item"
+        self._gaps: deque[int] = deque()
+        """Selected gaps that it has not fired for yet."""
         self._busy = False
         self._since_end = False
 
     def pump(self) -> None:
-        self._queued_for_pump = False
+        self.queued_for_pump = False
+        if self.closed:
+            self.discard()
         if self.closed or self._busy or not self.engine.admitting:
             return
         assert self.inputs is not None
-        passed = self.inputs.gaps()
-        taken = self.inputs.peek() if not passed else None
-        if passed:
-            # A barrier fires on a selected gap too: the version before it still has to go out.
-            self._fire(Taken(passed[-1], [], None), "every")
-        elif taken is not None:
+        self._gaps.extend(self.inputs.gaps())
+        if self._gaps:
+            # It fires on a selected gap too: the version before it still has to go out.
+            self._fire(Taken(self._gaps.popleft(), [], None), "every")
+        elif (taken := self.inputs.peek()) is not None:
             self.inputs.take(taken)
             self._fire(taken, "every")
         elif self.inputs.ended():
             if any(edge.since_selected for edge in self.inputs.edges) and not self._since_end:
                 self._since_end = True
-                self._fire(Taken(self._next, [], None), "end")
+                self._fire(Taken(self.next_seq, [], None), "end")
             else:
                 self.close()
                 for node in self.section:
                     node.wake()
 
     def _fire(self, taken: Taken, reason: str) -> None:
+        seq = taken.seq if taken.seq is not None else self.next_seq
         self._busy = True
-        self._next = (taken.seq or 0) + 1
+        self.next_seq = seq + 1
         self.engine.in_hand += 1
         self.counters.started += 1
-        self.engine.start_soon(self._run, taken, reason, name=f"barrier {self.name}")
+        self.engine.start_soon(self._run, taken, seq, reason, name=f"barrier {self.name}")
 
-    async def _run(self, taken: Taken, reason: str) -> None:
+    async def _run(self, taken: Taken, seq: int, reason: str) -> None:
         begun = time.perf_counter()
-        limit = self.timeout if self.timeout is not None else 300.0
         try:
-            async with gates_of_this_loop().one_at_a_time:
-                with anyio.fail_after(limit):
-                    quiet = await self._section(taken, reason, begun)
-        except TimeoutError:
-            self.engine.fail(self._late(taken.seq, limit))
-            return
+            quiet = await self._in_time(taken, seq, reason)
         except Exception as error:
             self.engine.fail(error)
             return
         finally:
             self.engine.in_hand -= 1
+        if self.engine.failed:
+            return
         self.engine.record(
             self.name,
-            step=(taken.seq or 0) + 1,
+            step=seq + 1,
             reason=reason,
             quiet_s=quiet - begun,
             section_s=time.perf_counter() - quiet,
         )
+        if reason == "every":
+            for edge in self.inputs.edges if self.inputs is not None else ():
+                if edge.pinned:
+                    edge.producer.unpin()
         for edge, item in taken.parts:
-            if edge.pinned:
-                edge.producer.unpin()
-            self._retire_input(edge, item)
+            item.fence.when_reached(partial(handover.retire_input, self, edge, item))
         self.counters.done += 1
         self._busy = False
         self.phase = "waits for an item"
         self.engine.progress += 1
         self.wake()
 
-    async def _section(self, taken: Taken, reason: str, begun: float) -> float:
+    async def _in_time(self, taken: Taken, seq: int, reason: str) -> float:
+        limit = self.timeout if self.timeout is not None else DEFAULT_TIMEOUT
+        with anyio.move_on_after(limit) as patience:
+            self.phase = "waits for credits of what its section emits"
+            charges = await self._charge()
+            self.phase = "waits for another barrier"
+            patience.deadline = math.inf  # that one has a timeout of its own
+            async with gates_of_this_loop().one_at_a_time:
+                patience.deadline = anyio.current_time() + limit
+                return await self._section(taken, seq, reason, charges)
+        raise self._late(seq, limit)
+
+    async def _section(
+        self, taken: Taken, seq: int, reason: str, charges: dict[str, Sequence[Edge]]
+    ) -> float:
         """All phases; the time at which everything was quiet. Gates open only if the run goes on."""
-        self.phase = "waits for credits of what its section emits"
-        charges = await self._charge()
         for _, gate in self.scope:
-            gate.open = False
+            gate.close(self)
         self.phase = "waits for launches in scope"
         for _, gate in self.scope:
             await gate.quiet()
         self.phase = "joins background work"
         for lane in self.background:
-            await self.engine.off_loop(lane.stage.quiesce, f"{lane.name}.quiesce")
+            await self._quiesce(lane, seq)
         self.phase = "drains devices"
         permits: list[tuple[Device, Permit]] = []
         for device, _ in self.scope:
@@ -258,7 +298,7 @@ class BarrierRunner(Runner):
             for node in self.section
             for instance in node.lanes[0].leases.reads.values()
         }
-        trigger = Trigger(taken.seq or 0, versions, reason)
+        trigger = Trigger(seq, versions, reason)
         for node in self.section:
             self.phase = f"runs {node.name}"
             freed = await self._release(permits) if node.lanes[0].stage.releases else ()
@@ -267,17 +307,40 @@ class BarrierRunner(Runner):
                 return quiet
         if self.engine.admitting:
             for _, gate in self.scope:
-                gate.reopen()
+                gate.reopen(self)
         return quiet
 
-    async def _charge(self) -> dict[str, tuple[Edge, ...]]:
-        """Credits for what the section emits, before any gate closes: a consumer may be behind one."""
-        edges = [edge for node in self.section for edge in node.outs]
-        while not all(edge.admits() for edge in edges):
+    async def _quiesce(self, lane: Lane, seq: int) -> None:
+        try:
+            await self.engine.off_loop(lane.stage.quiesce, f"{lane.name}.quiesce")
+        except Exception as error:
+            raise StageError(
+                f"in quiesce, for barrier {self.name!r}: {type(error).__name__}: {error}",
+                stage=lane.name,
+                sequence=seq,
+            ) from error
+
+    def release_gates(self) -> None:
+        """The run is over: what it holds closed after a fault opens for others."""
+        for _, gate in self.scope:
+            gate.reopen(self)
+
+    async def _charge(self) -> dict[str, Sequence[Edge]]:
+        """Credits for what the section emits, before any gate closes (a consumer may be behind one) and
+        before its turn among barriers (a consumer may be another one)."""
+        nodes = self.section
+        while not all(edge.admits() for node in nodes for edge in node.edges_for(node.next_seq)) or any(
+            node.pins for node in nodes
+        ):
             await self.engine.next_progress()
-        for edge in edges:
-            edge.take()
-        return {node.name: tuple(node.outs) for node in self.section}
+        charges: dict[str, Sequence[Edge]] = {}
+        for node in nodes:
+            charges[node.name] = node.edges_for(node.next_seq)
+            for edge in charges[node.name]:
+                edge.take()
+                if edge.pinned:
+                    node.pins += 1
+        return charges
 
     async def _release(self, permits: list[tuple[Device, Permit]]) -> tuple[Freed, ...]:
         freed: list[Freed] = []
@@ -305,5 +368,3 @@ class BarrierRunner(Runner):
         if self._busy:
             return self.phase
         return super().waits_for()
-
-

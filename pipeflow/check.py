@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeflow import registry as names
 from pipeflow.build import build
-from pipeflow.document import load
+from pipeflow.document import from_dict, load
 from pipeflow.rules import Case, run_rules
 from pipeflow.validate import spec_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pipeflow.graph import Graph
     from pipeflow.spec import PipelineSpec
 
-__all__ = ["Report", "check", "check_document"]
+__all__ = ["Report", "check", "check_document", "check_here"]
 
 
 @dataclass(frozen=True)
@@ -77,3 +77,17 @@ def check_document(
         found += run_rules(Case(document, spec, graph, os.environ if env is None else env, here))
     order = sorted(found, key=lambda each: (each.file, each.line, each.column, each.code, each.path))
     return Report(document, spec, graph, tuple(order))
+
+
+def check_here(
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    registry: names.Registry | None = None,
+) -> Report:
+    """Check a file, or a mapping of the same shape, for a run on this machine."""
+    if isinstance(source, (str, os.PathLike)):
+        document = load(source, overrides=overrides, env=env)
+    else:
+        document = from_dict(source, overrides=overrides, env=env)
+    return check_document(document, env=env, here=True, registry=registry)

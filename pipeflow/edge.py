@@ -9,11 +9,22 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from pipeflow.item import Item
+
 if TYPE_CHECKING:
-    from pipeflow.item import Item
     from pipeflow.runner import Runner
 
-__all__ = ["Edge"]
+__all__ = ["Edge", "Gap"]
+
+
+class Gap:
+    """A run of numbers without a value, as one entry of a queue."""
+
+    __slots__ = ("count", "seq")
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+        self.count = 1
 
 
 class Edge:
@@ -64,7 +75,7 @@ class Edge:
         self.closed = False
         self.since_selected = 0
         """Live items that `every` passed over since the last one it took."""
-        self._queue: deque[list[object]] = deque()  # [seq, Item] or [seq of the first gap, None, count]
+        self._queue: deque[Item | Gap] = deque()
 
     # Credits ---------------------------------------------------------------------------------------
 
@@ -112,6 +123,10 @@ class Edge:
         """Whether `every` takes the item of this number: never a counter, so gaps shift nothing."""
         return self.every == 1 or (seq + 1) % self.every == 0
 
+    def number(self, item: Item) -> int:
+        """The item's number on this edge: `every` numbers anew what it selects."""
+        return item.seq if self.every == 1 else (item.seq + 1) // self.every - 1
+
     def put(self, seq: int, item: Item | None, charged: bool) -> bool:
         """Deliver an item, or a gap (None). Returns whether a live item was queued.
 
@@ -139,7 +154,7 @@ class Edge:
                 self.credits += 1
             if self.wants_bytes:
                 self._count(item)
-            self._queue.append([seq, item])
+            self._queue.append(item)
             self.queued += 1
             item.holds += 1
         self.consumer.wake()
@@ -148,30 +163,44 @@ class Edge:
     def _put_gap(self, seq: int) -> None:
         if self._queue:
             last = self._queue[-1]
-            if last[1] is None and last[0] + last[2] == seq:  # type: ignore[operator]
-                last[2] += 1  # type: ignore[operator]
+            if type(last) is Gap and last.seq + last.count == seq:
+                last.count += 1
                 return
-        self._queue.append([seq, None, 1])
+        self._queue.append(Gap(seq))
 
-    def head(self) -> tuple[int, Item | None] | None:
-        """The next number and its item (None: a gap), or None where nothing is queued."""
+    def first(self) -> Item | None:
+        """The item at the head; None where a gap is, or nothing."""
         if not self._queue:
             return None
-        first = self._queue[0]
-        return first[0], first[1]  # type: ignore[return-value]
+        head = self._queue[0]
+        return head if type(head) is Item else None
 
-    def pop(self) -> tuple[int, Item | None]:
-        """Take the head. A live item keeps its credit until `give_back`."""
-        first = self._queue[0]
-        seq, item = first[0], first[1]
-        if item is None and first[2] > 1:  # type: ignore[operator]
-            first[0] += 1  # type: ignore[operator]
-            first[2] -= 1  # type: ignore[operator]
-        else:
-            self._queue.popleft()
-        if item is not None:
-            self.queued -= 1
-        return seq, item  # type: ignore[return-value]
+    def gap(self) -> int | None:
+        """The number of the gap at the head; None where an item is, or nothing."""
+        if not self._queue:
+            return None
+        head = self._queue[0]
+        return head.seq if type(head) is Gap else None
+
+    def head(self) -> int | None:
+        """The number of what is at the head; None where nothing is queued."""
+        if not self._queue:
+            return None
+        head = self._queue[0]
+        return head.seq if type(head) is Gap else self.number(head)  # type: ignore[arg-type]
+
+    def pop(self) -> Item | None:
+        """Take the head (None: a gap). A live item keeps its credit until `give_back`."""
+        head = self._queue[0]
+        if type(head) is Gap:
+            if head.count > 1:
+                head.seq += 1
+                head.count -= 1
+            else:
+                self._queue.popleft()
+            return None
+        self.queued -= 1
+        return self._queue.popleft()  # type: ignore[return-value]
 
     @property
     def empty(self) -> bool:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from pipeflow.errors import Cancelled, Dropped, StageError, StallError, Stuck
-from pipeflow.launch import Inbox, off_loop, stuck_thread
+from pipeflow.errors import Cancelled, Dropped, PipeflowError, StageError, StallError
+from pipeflow.launch import Inbox, off_loop
+from pipeflow.settle import settle
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from pipeflow.context import Context
-    from pipeflow.edge import Edge
     from pipeflow.fence import Fence
-    from pipeflow.item import Item
     from pipeflow.launch import Launcher, StuckThread
     from pipeflow.observe.folder import RunFolder
     from pipeflow.runner import Runner
@@ -63,7 +62,7 @@ class Engine:
         self.device_names = device_names
         self.folder = folder
         self.loop = asyncio.get_running_loop()
-        self.inbox = Inbox(self.loop)
+        self.inbox = Inbox(self.loop, self.fail)
         self.nodes: list[Runner] = []
         self.launchers: list[Launcher] = []
         self.helpers: dict[threading.Thread, str] = {}
@@ -94,7 +93,6 @@ class Engine:
         self._scheduled = False
         self._waiting: list[asyncio.Future[None]] = []
         self._open_nodes = 0
-        self._forced = False
         self.metric_sinks: list[Callable[[dict[str, Any]], None]] = []
         self.reported: dict[str, Any] = {}
         self.tickets: set[Ticket] = set()
@@ -105,40 +103,43 @@ class Engine:
     def ready(self, node: Runner) -> None:
         """Queue a node that may have something to do."""
         self._ready.append(node)
-        if not self._turning and not self._scheduled:
-            self._scheduled = True
-            self.loop.call_soon(self._turn)
+        if not self._turning:
+            self._schedule()
 
     def _turn(self) -> None:
         self._scheduled = False
         self._turning = True
-        try:
-            for _ in range(_TURN):
-                if not self._ready:
-                    break
-                self._ready.popleft().pump()
-        except Exception as error:
-            self.fail(error)
-        finally:
-            self._turning = False
-        woken = False
+        ready = self._ready
+        for _ in range(_TURN):
+            if not ready:
+                break
+            node = ready.popleft()
+            try:
+                node.pump()
+            except Exception as error:
+                if not isinstance(error, PipeflowError):
+                    error.add_note(f"in the engine, at stage {node.name!r}")
+                self.fail(error)
+        self._turning = False
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for future in waiting:
                 if not future.done():
                     future.set_result(None)
-            woken = True
-        if self._ready:
+        if ready:
+            self._schedule()
+        elif self.in_hand == 0 and self._open_nodes and self.admitting:
+            self._look_for_stall()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
             self._scheduled = True
             self.loop.call_soon(self._turn)
-        elif not woken and self.in_hand == 0 and self._open_nodes and self.admitting:
-            self._look_for_stall()
 
     def _look_for_stall(self) -> None:
         """Nothing to do, nothing in hand: the run is over, waits for its caller, or will never end."""
         waits_for_caller = self.callers or not (self.sources_open or self.sources_ended)
-        lingering = any(node._linger is not None for node in self.nodes)
-        if waits_for_caller or lingering or self._ready or self._waiting:
+        if waits_for_caller or any(node.lingering or node.at_gate for node in self.nodes):
             return
         self.fail(StallError("nothing can move:\n" + self.why()))
 
@@ -196,8 +197,8 @@ class Engine:
 
     def cancel(self) -> None:
         """No more starts. Jobs in hand are awaited by `settle`, within the grace period."""
-        self._forced = True
-        self.fail(Cancelled("the run was cancelled"))
+        if not self.ended.is_set():
+            self.fail(Cancelled("the run was cancelled"))
 
     @property
     def failed(self) -> bool:
@@ -214,6 +215,8 @@ class Engine:
         self.admitting = False
         self.stop.set()
         self.ended.set()
+        for node in self.nodes:
+            node.stop_waiting()
         self.refuse_tickets(error)
 
     def refuse_tickets(self, error: BaseException) -> None:
@@ -224,27 +227,11 @@ class Engine:
                 ticket.future.set_exception(error)
 
     async def settle(self, grace: float) -> None:
-        """After the end: wait for launches in hand and stop every thread.
+        """After the end: let launches in hand come back, close generators, stop every task and thread.
 
         Raises Stuck, naming threads, items and stacks, if some are not back within `grace` seconds.
         """
-        for launcher in self.launchers:
-            launcher.stop()
-        helpers = dict(self.helpers)
-
-        def join() -> None:
-            deadline = time.monotonic() + grace
-            for launcher in self.launchers:
-                launcher.join(max(0.0, deadline - time.monotonic()))
-            for thread in helpers:
-                thread.join(max(0.0, deadline - time.monotonic()))
-
-        await off_loop(self.inbox, join, "settle")
-        left = self.stuck_threads()
-        left += [found for thread, doing in helpers.items() if (found := stuck_thread(thread, doing))]
-        if left:
-            stacks = "\n".join(f"{t.name}, in {t.doing}:\n{t.stack}" for t in left)
-            raise Stuck(f"{len(left)} threads did not come back within {grace:g} s\n{stacks}")
+        await settle(self, grace)
 
     def stuck_threads(self) -> list[StuckThread]:
         """Every thread of a lane, with what it does."""
@@ -271,13 +258,9 @@ class Engine:
             if not ticket.future.done():
                 ticket.future.set_exception(Dropped(f"dropped by stage {stage!r}"))
 
-    def number_on(self, edge: Edge, item: Item) -> int:
-        """The item's number on an edge, where `every` numbers anew."""
-        return item.seq if edge.every == 1 else (item.seq + 1) // edge.every - 1
-
     def retired(self, value: Any) -> None:
         """No stage needs the value any more."""
-        if self.poisons is not None:
+        if self.poisons is not None and value is not None:
             self.poisons.retired(value)
 
     # Records ---------------------------------------------------------------------------------------
@@ -306,7 +289,11 @@ class Engine:
         except OSError as error:
             self.fail(error)
         for sink in self.metric_sinks:
-            sink(line)
+            try:
+                sink(line)
+            except Exception as error:
+                error.add_note("in a function given to Pipeline.on_metric")
+                self.fail(error)
 
     def note(self, event: str, stage: str | None = None, **values: Any) -> None:
         """One line of log.jsonl."""

@@ -1,4 +1,7 @@
-"""A fence says when the host may know that a job's work is done: pending, then reached or failed."""
+"""A fence says when the host may know that a job's work is done: pending, then reached.
+
+One that fails ends the run, and with it everyone who waits.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pipeflow.device.base import Mark
+
 __all__ = ["REACHED", "Fence"]
 
 
 class Fence:
     """Belongs to one launch of one lane. Changes on the loop only; nothing here touches a device.
 
-    `mark` is the device's event, set once the launch has recorded it; a stream may wait for it long
-    before the host knows that the fence is reached.
+    `mark` is the device's event behind the launch; a stream may wait for it long before the host knows that
+    the fence is reached. A launch whose mark was passed as it came back shares `REACHED`.
     """
 
-    __slots__ = ("_waiters", "error", "mark", "reached")
+    __slots__ = ("_waiters", "mark", "reached")
 
-    def __init__(self) -> None:
-        self.mark: object | None = None
+    def __init__(self, mark: Mark | None = None) -> None:
+        self.mark = mark
         self.reached = False
-        self.error: BaseException | None = None
         self._waiters: list[Callable[[], None]] | None = None
 
     def when_reached(self, then: Callable[[], None]) -> None:
@@ -41,12 +45,7 @@ class Fence:
         for then in waiters or ():
             then()
 
-    def fail(self, error: BaseException) -> None:
-        """The device reported a fault. Whoever waits is ended with the run, not called."""
-        self.error = error
-        self._waiters = None
-
 
 REACHED = Fence()
-"""The fence of what needs no waiting: values that came from outside, or from a host stage."""
+"""The fence of what needs no waiting: values that came from outside, or whose work was done on return."""
 REACHED.reached = True

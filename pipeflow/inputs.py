@@ -6,10 +6,13 @@ gaps are consumed at once, as they need none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipeflow.errors import StageError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterator, Sequence
 
     from pipeflow.edge import Edge
     from pipeflow.item import Item
@@ -18,14 +21,19 @@ if TYPE_CHECKING:
 __all__ = ["Arrivals", "Batches", "Join", "Policy", "Select", "Single", "Taken", "Turns"]
 
 
-class Taken(NamedTuple):
-    """What a job works on. `seq` is None where the stage starts a domain."""
+class Taken:
+    """What a job works on. `seq` is None where the stage starts a domain; `gaps` are the numbers of gaps among
+    a batch's members, for a stage that scatters."""
 
-    seq: int | None
-    parts: list[tuple[Edge, Item]]
-    value: Any
-    gaps: tuple[int, ...] = ()
-    """Numbers of gaps among a batch's members, for a stage that scatters."""
+    __slots__ = ("gaps", "parts", "seq", "value")
+
+    def __init__(
+        self, seq: int | None, parts: list[tuple[Edge, Item]], value: Any, gaps: tuple[int, ...] = ()
+    ) -> None:
+        self.seq = seq
+        self.parts = parts
+        self.value = value
+        self.gaps = gaps
 
 
 class Policy(Protocol):
@@ -33,7 +41,7 @@ class Policy(Protocol):
 
     edges: list[Edge]
 
-    def gaps(self) -> list[int]:
+    def gaps(self) -> Sequence[int]:
         """Consume the gaps at the front; the numbers that pass through (none where a domain starts)."""
         ...
 
@@ -58,6 +66,19 @@ def _names(edges: list[Edge]) -> str:
     return ", ".join(edge.producer.name for edge in edges if not edge.ended and edge.empty) or "nothing"
 
 
+@contextmanager
+def _naming(edge: Edge, item: Item, hook: str) -> Iterator[None]:
+    """Stage code that the engine calls outside a job: its faults name the stage all the same."""
+    try:
+        yield
+    except Exception as error:
+        raise StageError(
+            f"in {hook}: {type(error).__name__}: {error}",
+            stage=edge.consumer.name,
+            sequence=edge.number(item),
+        ) from error
+
+
 class Single:
     """One in-edge, in order."""
 
@@ -65,18 +86,23 @@ class Single:
         self.edges = edges
         self._edge = edges[0]
 
-    def gaps(self) -> list[int]:
-        found: list[int] = []
+    def gaps(self) -> Sequence[int]:
         edge = self._edge
-        while (head := edge.head()) is not None and head[1] is None:
-            found.append(edge.pop()[0])
+        if (seq := edge.gap()) is None:
+            return ()
+        found: list[int] = []
+        while seq is not None:
+            found.append(seq)
+            edge.pop()
+            seq = edge.gap()
         return found
 
     def peek(self) -> Taken | None:
-        head = self._edge.head()
-        if head is None or head[1] is None:
+        edge = self._edge
+        item = edge.first()
+        if item is None:
             return None
-        return Taken(head[0], [(self._edge, head[1])], head[1].value)
+        return Taken(edge.number(item), [(edge, item)], item.value)
 
     def take(self, taken: Taken) -> None:
         self._edge.pop()
@@ -94,53 +120,50 @@ class Join:
     def __init__(self, edges: list[Edge]) -> None:
         self.edges = edges
 
-    def _heads(self) -> list[tuple[int, Item | None]] | None:
-        heads = [edge.head() for edge in self.edges]
-        if any(head is None for head in heads):
-            return None
-        found = [head for head in heads if head is not None]
-        numbers = {seq for seq, _ in found}
-        if len(numbers) != 1:
-            names = ", ".join(f"{e.producer.name}: {h[0]}" for e, h in zip(self.edges, found, strict=True))
-            raise RuntimeError(f"the heads of a join differ in number ({names}); this is a fault of the engine")
+    def _number(self) -> int | None:
+        """The number at every head; None while one is missing."""
+        found: int | None = None
+        for edge in self.edges:
+            seq = edge.head()
+            if seq is None:
+                return None
+            if found is not None and seq != found:
+                names = ", ".join(f"{e.producer.name}: {e.head()}" for e in self.edges)
+                raise RuntimeError(
+                    f"the heads of a join differ in number ({names}); this is a fault of the engine"
+                )
+            found = seq
         return found
 
-    def gaps(self) -> list[int]:
+    def gaps(self) -> Sequence[int]:
+        if self.ended():
+            return ()
         passed: list[int] = []
-        if any(edge.ended for edge in self.edges):
-            # Inputs of separate sources may differ in length: what has no partner left retires here.
+        while (seq := self._number()) is not None and any(edge.gap() is not None for edge in self.edges):
             for edge in self.edges:
-                while not edge.empty:
-                    _, item = edge.pop()
-                    if item is not None:
-                        edge.consumer.retire(edge, item)
-            return passed
-        while (heads := self._heads()) is not None and any(item is None for _, item in heads):
-            for edge in self.edges:
-                _, item = edge.pop()
+                item = edge.pop()
                 if item is not None:  # its partner is a gap: it retires here without a job
-                    edge.consumer.retire(edge, item)
-            passed.append(heads[0][0])
+                    edge.consumer.retire(edge, item, passes=True)
+            passed.append(seq)
         return passed
 
     def peek(self) -> Taken | None:
-        heads = self._heads()
-        if heads is None:
-            return None
         parts: list[tuple[Edge, Item]] = []
-        for edge, (_, item) in zip(self.edges, heads, strict=True):
+        for edge in self.edges:
+            item = edge.first()
             if item is None:
                 return None
             parts.append((edge, item))
-        value = {edge.name: item.value for edge, item in parts}
-        return Taken(heads[0][0], parts, value)
+        return Taken(self._number(), parts, {edge.name: item.value for edge, item in parts})
 
     def take(self, taken: Taken) -> None:
         for edge in self.edges:
             edge.pop()
 
     def ended(self) -> bool:
-        return all(edge.ended for edge in self.edges)
+        """With its shortest input: inputs of separate sources may differ in length. What comes after that
+        retires unused (`Runner.pump`)."""
+        return any(edge.ended for edge in self.edges)
 
     def waits_for(self) -> str:
         return f"its partners from {_names(self.edges)}"
@@ -164,18 +187,16 @@ class Turns:
     def _advance(self) -> None:
         self._turn = (self._turn + 1) % len(self.edges)
 
-    def gaps(self) -> list[int]:
-        while (head := self._current().head()) is not None and head[1] is None:
+    def gaps(self) -> Sequence[int]:
+        while self._current().gap() is not None:
             self._current().pop()
             self._advance()
-        return []
+        return ()
 
     def peek(self) -> Taken | None:
         edge = self._current()
-        head = edge.head()
-        if head is None or head[1] is None:
-            return None
-        return Taken(None, [(edge, head[1])], head[1].value)
+        item = edge.first()
+        return None if item is None else Taken(None, [(edge, item)], item.value)
 
     def take(self, taken: Taken) -> None:
         taken.parts[0][0].pop()
@@ -195,19 +216,19 @@ class Arrivals:
         self.edges = edges
         self._next = 0
 
-    def gaps(self) -> list[int]:
+    def gaps(self) -> Sequence[int]:
         for edge in self.edges:
-            while (head := edge.head()) is not None and head[1] is None:
+            while edge.gap() is not None:
                 edge.pop()
-        return []
+        return ()
 
     def peek(self) -> Taken | None:
         # Start after the edge served last, so that a fast one cannot starve the others.
         for offset in range(len(self.edges)):
             edge = self.edges[(self._next + offset) % len(self.edges)]
-            head = edge.head()
-            if head is not None and head[1] is not None:
-                return Taken(None, [(edge, head[1])], head[1].value)
+            item = edge.first()
+            if item is not None:
+                return Taken(None, [(edge, item)], item.value)
         return None
 
     def take(self, taken: Taken) -> None:
@@ -228,26 +249,24 @@ class Select:
     def __init__(self, edges: list[Edge]) -> None:
         self.edges = edges
 
-    def _heads(self) -> list[tuple[int, Item | None]] | None:
-        heads = [edge.head() for edge in self.edges]
-        found = [head for head in heads if head is not None]
-        return found if len(found) == len(heads) else None
+    def _complete(self) -> bool:
+        return not any(edge.empty for edge in self.edges)
 
-    def gaps(self) -> list[int]:
+    def gaps(self) -> Sequence[int]:
         passed: list[int] = []
-        while (heads := self._heads()) is not None and all(item is None for _, item in heads):
+        while self._complete() and all(edge.gap() is not None for edge in self.edges):
+            passed.append(self.edges[0].gap() or 0)
             for edge in self.edges:
                 edge.pop()
-            passed.append(heads[0][0])
         return passed
 
     def peek(self) -> Taken | None:
-        heads = self._heads()
-        if heads is None:
+        if not self._complete():
             return None
-        for edge, (seq, item) in zip(self.edges, heads, strict=True):
+        for edge in self.edges:
+            item = edge.first()
             if item is not None:
-                return Taken(seq, [(edge, item)], item.value)
+                return Taken(edge.number(item), [(edge, item)], item.value)
         return None
 
     def take(self, taken: Taken) -> None:
@@ -274,48 +293,63 @@ class Batches:
         self._stage = stage
         self._scatters = scatters
         self._open: dict[Hashable, list[tuple[Edge, Item]]] = {}  # in the order of their first members
+        self._since: dict[Hashable, float] = {}
+        """Bucket to when its first member came, by the loop's clock."""
         self._gaps: list[int] = []
         self._due: list[Hashable] = []
         """Buckets that leave next: a full one, or those whose time is over."""
+        self._awaited: Item | None = None
 
-    def gaps(self) -> list[int]:
+    def gaps(self) -> Sequence[int]:
         edge = self._edge
-        while not self._due and (head := edge.head()) is not None:
-            seq, item = head
-            if item is not None and not item.fence.reached and edge.consumer.on_host:
-                item.fence.when_reached(edge.consumer.wake)
-                break
-            edge.pop()
-            if item is None:
+        while not self._due and not edge.empty:
+            seq = edge.gap()
+            if seq is not None:
+                edge.pop()
                 if self._scatters:
                     self._gaps.append(seq)
-                continue
-            edge.gathered += 1
-            bucket = self._stage.bucket(item.value)
-            members = self._open.setdefault(bucket, [])
-            members.append((edge, item))
-            edge.producer.wake()  # its edge may admit one more now
-            if self._stage.full([member.value for _, member in members]):
-                self._due.append(bucket)
+            elif not self._absorb(edge):
+                break
         if not self._due and edge.ended and self._open:
             self._due.extend(self._open)
         if self._scatters and not self._open and edge.ended and self._gaps:
             passed, self._gaps = self._gaps, []
             return passed
-        return []
+        return ()
 
-    def first_open(self) -> Hashable | None:
-        """The bucket that has waited longest, for `linger`; None if no batch is open."""
-        return next(iter(self._open), None)
+    def _absorb(self, edge: Edge) -> bool:
+        """Put the item at the head into its bucket. False: the host may not look at it yet."""
+        item = edge.first()
+        assert item is not None
+        if edge.consumer.on_host and not item.fence.reached:
+            if item is not self._awaited:
+                self._awaited = item
+                item.fence.when_reached(edge.consumer.wake)
+            return False
+        with _naming(edge, item, "bucket"):
+            bucket = self._stage.bucket(item.value)
+            members = self._open.get(bucket)
+        if members is None:
+            members = self._open[bucket] = []
+            self._since[bucket] = edge.consumer.engine.loop.time()
+        edge.pop()
+        edge.gathered += 1
+        members.append((edge, item))
+        edge.producer.wake()  # its edge may admit one more now
+        with _naming(edge, item, "full"):
+            if self._stage.full([member.value for _, member in members]):
+                self._due.append(bucket)
+        return True
 
-    @property
-    def lingering(self) -> bool:
-        """Whether an unfinished batch waits for members."""
-        return bool(self._open) and not self._due
+    def waits_since(self) -> float | None:
+        """When the first member of the bucket that has waited longest came; None where none waits."""
+        return next(iter(self._since.values()), None) if not self._due else None
 
-    def flush(self) -> None:
-        """Let all unfinished batches leave as they are."""
-        self._due.extend(bucket for bucket in self._open if bucket not in self._due)
+    def flush(self, before: float) -> None:
+        """Let every batch leave whose first member came before this time."""
+        self._due.extend(
+            bucket for bucket, since in self._since.items() if since <= before and bucket not in self._due
+        )
 
     def discard(self) -> list[tuple[Edge, Item]]:
         """Give up every unfinished batch; its members."""
@@ -323,6 +357,7 @@ class Batches:
         for edge, _ in members:
             edge.gathered -= 1
         self._open.clear()
+        self._since.clear()
         self._due.clear()
         return members
 
@@ -335,6 +370,7 @@ class Batches:
     def take(self, taken: Taken) -> None:
         bucket = self._due.pop(0)
         members = self._open.pop(bucket)
+        del self._since[bucket]
         self._gaps = []
         for edge, _ in members:
             edge.gathered -= 1

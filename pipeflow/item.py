@@ -29,7 +29,18 @@ class Item:
     submits that wait for what becomes of it; `holds` counts the edges and jobs that still need it.
     """
 
-    __slots__ = ("buffers", "fence", "given_away", "holds", "nbytes", "port", "seq", "tickets", "value", "versions")
+    __slots__ = (
+        "buffers",
+        "fence",
+        "given_away",
+        "holds",
+        "nbytes",
+        "port",
+        "seq",
+        "tickets",
+        "value",
+        "versions",
+    )
 
     def __init__(
         self,

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from pipeflow.fence import Fence
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pipeflow.context import Context
     from pipeflow.device.base import Mark
     from pipeflow.edge import Edge
+    from pipeflow.fence import Fence
     from pipeflow.inputs import Taken
     from pipeflow.item import Item, Version
     from pipeflow.lane import Lane
@@ -35,7 +34,7 @@ class Launched:
     __slots__ = ("context", "error", "mark", "seconds", "value")
 
     def __init__(
-        self, value: Any, mark: Mark, context: Context | None, error: Exception | None, seconds: float
+        self, value: Any, mark: Mark, context: Context | None, error: BaseException | None, seconds: float
     ) -> None:
         self.value = value
         self.mark = mark
@@ -52,19 +51,19 @@ class Output:
 
     def __init__(
         self,
-        *,
-        value: Any = None,
-        live: bool = True,
+        value: Any,
         fence: Fence,
-        charged: tuple[Edge, ...] = (),
+        *,
+        live: bool = True,
+        charged: Sequence[Edge] = (),
         seq: int | None = None,
         port: str | None = None,
         versions: Mapping[str, Version] | None = None,
         tickets: tuple[Any, ...] = (),
     ) -> None:
         self.value = value
-        self.live = live
         self.fence = fence
+        self.live = live
         self.charged = charged
         self.seq = seq
         self.port = port
@@ -73,22 +72,26 @@ class Output:
 
 
 class Job:
-    """Changes on the loop only; its lane reads `value`, `seq` and `generator` while a launch runs."""
+    """Changes on the loop only; its lane reads `value`, `number` and `generator` while a launch runs."""
 
-    __slots__ = ("charged", "failures", "fence", "gaps", "generator", "generator_context", "lane", "launching",
-                 "outputs", "parts", "pending", "retired", "retry", "retry_due", "returned", "seq", "started",
-                 "tickets", "unpinned", "unreached", "value", "versions")  # fmt: skip
+    __slots__ = ("charged", "context", "failures", "gaps", "generator", "lane", "launching", "number", "outputs",
+                 "parts", "pending", "retired", "retry", "retry_due", "returned", "seq", "started", "tickets",
+                 "unpinned", "unreached", "value", "versions")  # fmt: skip
 
     def __init__(self, lane: Lane | None, seq: int | None, taken: Taken | None, started: float) -> None:
         self.lane = lane
+        """None: it only carries a gap to its turn."""
         self.seq = seq
         """Its number where one job makes one output; None where outputs are numbered as they leave."""
-        self.parts: list[tuple[Edge, Item]] = taken.parts if taken is not None else []
+        self.number = seq
+        """What stage code and people hear: `seq`, or where it is None the number of its input."""
+        self.parts: Sequence[tuple[Edge, Item]] = taken.parts if taken is not None else ()
         self.value: Any = taken.value if taken is not None else None
-        self.charged: tuple[Edge, ...] = ()
+        self.gaps: Sequence[int] = taken.gaps if taken is not None else ()
+        self.charged: Sequence[Edge] = ()
         """Edges on which it holds a credit for an output that is not made yet."""
         self.outputs: deque[Output] = deque()
-        self.pending: deque[Output] = deque()
+        self.pending: deque[Output] | None = None
         """What a scattering stage made at once, waiting for credits one by one."""
         self.generator: Any = None
         self.launching = False
@@ -96,16 +99,14 @@ class Job:
         """No more launches."""
         self.unreached = 0
         """Launches whose fence is not reached."""
-        self.fence = Fence()
-        """Of its latest launch."""
         self.started = started
         self.failures = 0
         self.retry = False
         """It raised and will be launched again; `retry_due` once the fence of the failed launch is reached."""
         self.retry_due = False
         self.unpinned = False
-        self.gaps: tuple[int, ...] = ()
-        self.generator_context: Context | None = None
+        self.context: Context | None = None
+        """Of a generator, which gets one for all its steps."""
         self.versions: Mapping[str, Version] | None = None
         self.tickets: tuple[Any, ...] = ()
         self.retired = False
@@ -115,6 +116,7 @@ class Job:
         """Returned, and every fence reached."""
         return self.returned and self.unreached == 0 and not self.launching
 
-    def kept(self) -> int:
-        """Credits an edge counts for it in hand: one in production, and what waits to leave."""
-        return (1 if self.charged else 0) + sum(1 for output in self.outputs if output.live)
+    def kept(self, edge: Edge) -> int:
+        """Credits of an edge that it holds in hand: one in production, and what waits to leave."""
+        waiting = (*self.outputs, *(self.pending or ()))
+        return (edge in self.charged) + sum(edge in output.charged for output in waiting)

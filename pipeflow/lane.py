@@ -8,12 +8,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pipeflow.context import Context
+from pipeflow.errors import DeviceError
+from pipeflow.item import Port, Scatter
 from pipeflow.job import END, Launched
 from pipeflow.stage import Stage, takes_context
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from pipeflow.barrier import Gate
@@ -42,6 +44,7 @@ class Lane:
         run_dir: Path,
         stop: threading.Event,
         seed: int,
+        timeout: float | None = None,
     ) -> None:
         self.name = name
         """The stage's name in the file."""
@@ -52,6 +55,8 @@ class Lane:
         self.gate = gate
         """Of the device; None on the host, which no barrier holds."""
         self.in_flight = in_flight
+        self.timeout = timeout
+        """Seconds for one job."""
         self.busy = 0
         """Jobs started and not over."""
         self.launcher: Launcher = None  # type: ignore[assignment]  # set by the runner, which owns threads
@@ -63,7 +68,7 @@ class Lane:
         self._seed = seed
         run: Any = getattr(stage, "run", None)
         self._run: Callable[..., Any] = run
-        self._wants_context = run is not None and takes_context(run)
+        self.wants_context = run is not None and takes_context(run)
         self.is_async = inspect.iscoroutinefunction(run) or inspect.isasyncgenfunction(run)
         self.generates = inspect.isgeneratorfunction(run) or inspect.isasyncgenfunction(run)
         self.is_source = False
@@ -71,6 +76,8 @@ class Lane:
         self.has_finish = type(stage).finish is not Stage.finish
         self.enqueue: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
         """Set for async stages on a device: runs a call on the lane's thread and stream, past the gate."""
+        self._deadlines: dict[asyncio.Task[Any] | None, asyncio.Timeout] = {}
+        """Of async jobs under way, by the task that runs them."""
 
     def context(self, sequence: int | None) -> Context:
         """The context of one job."""
@@ -86,35 +93,39 @@ class Lane:
             reads={role: instance.value for role, instance in leases.reads.items()},
             writes={role: instance.value for role, instance in leases.writes.items()},
             versions={
-                role: instance.shared.version for role, instance in (*leases.reads.items(), *leases.writes.items())
+                role: instance.shared.version
+                for role, instance in (*leases.reads.items(), *leases.writes.items())
             },
             enqueue=self.enqueue,
         )
 
     # One launch ------------------------------------------------------------------------------------
 
-    def launch(self, job: Job, waits: list[Mark], context: Context | None) -> Launched:
+    def launch(self, job: Job, waits: Sequence[Mark], context: Context | None) -> Launched:
         """Call stage code for one output, on this lane's device and stream. On the launcher's thread.
 
         Whatever happens a mark is recorded: a call that raised may have enqueued work before.
         """
         begun = time.perf_counter()
         value: Any = None
-        error: Exception | None = None
+        error: BaseException | None = None
         with self.device.entered(self.stream):
-            for mark in waits:
-                self.stream.wait(mark)
+            self._wait_for(waits)
             try:
                 value = self._step(job, context) if self.generates else self._call(job, context)
-            except Exception as raised:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as raised:  # a SystemExit too is stage code's fault, not the thread's end
                 error = raised
             if context is not None and context._logged:
                 self._fetch_logged(context)
-            mark = self.stream.record(value, job.value)
+            if self.device.copies_out and error is None:
+                value = _hand_out(self.device, value, job.value)
+            mark = self.stream.record(_payload(value), job.value)
         return Launched(value, mark, context, error, time.perf_counter() - begun)
 
     def _call(self, job: Job, context: Context | None) -> Any:
-        if self._wants_context:
+        if self.wants_context:
             return self._run(job.value, context)
         return self._run(job.value)
 
@@ -125,29 +136,71 @@ class Lane:
 
     def _generator(self, job: Job, context: Context | None) -> Any:
         arguments = [] if self.is_source else [job.value]
-        if self._wants_context:
+        if self.wants_context:
             arguments.append(context)
         return self._run(*arguments)
 
-    async def launch_async(self, job: Job, context: Context | None) -> Launched:
+    async def launch_async(self, job: Job, waits: Sequence[Mark], context: Context | None) -> Launched:
         """The same for `async def` stage code, on the loop. What it enqueues goes through `enqueue`."""
         begun = time.perf_counter()
         value: Any = None
-        error: Exception | None = None
+        error: BaseException | None = None
+        if waits and self.enqueue is not None:
+            await self.enqueue(lambda: self._wait_for(waits))
         try:
-            if self.generates:
-                if job.generator is None:
-                    job.generator = self._generator(job, context)
-                value = await anext(job.generator, END)
+            if self.timeout is None:
+                if self.generates:
+                    value = await self._next(job, context)
+                else:
+                    value = await self._call(job, context)
             else:
-                value = await self._call(job, context)
+                value = await self._await_in_time(job, context, self.timeout)
+        except asyncio.CancelledError as raised:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # the run's
+            error = raised  # stage code's own: it awaited something that was cancelled
         except Exception as raised:
             error = raised
         if self.enqueue is None:
-            mark = self.stream.record(value, job.value)
+            if self.device.copies_out and error is None:
+                value = _hand_out(self.device, value, job.value)
+            mark = self.stream.record(_payload(value), job.value)
         else:  # the loop makes no device call
-            mark = await self.enqueue(lambda: self.stream.record(value, job.value))
+            value, mark = await self.enqueue(lambda: self._hand_over(value, job.value, context, error))
         return Launched(value, mark, context, error, time.perf_counter() - begun)
+
+    def _wait_for(self, marks: Sequence[Mark]) -> None:
+        for mark in marks:
+            self.stream.wait(mark)
+
+    def _next(self, job: Job, context: Context | None) -> Awaitable[Any]:
+        if job.generator is None:
+            job.generator = self._generator(job, context)
+        return anext(job.generator, END)
+
+    async def _await_in_time(self, job: Job, context: Context | None, seconds: float) -> Any:
+        task = asyncio.current_task()
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                self._deadlines[task] = deadline
+                return await (self._next(job, context) if self.generates else self._call(job, context))
+        except TimeoutError as error:
+            if deadline.expired():
+                raise TimeoutError(f"took longer than its timeout of {seconds:g} s") from error
+            raise
+        finally:
+            self._deadlines.pop(task, None)
+
+    def _hand_over(
+        self, value: Any, given: Any, context: Context | None, error: BaseException | None
+    ) -> tuple[Any, Mark]:
+        """The end of an async job, on its lane's thread: fetch what it logged, record its mark."""
+        if context is not None and context._logged:
+            self._fetch_logged(context)
+        if self.device.copies_out and error is None:
+            value = _hand_out(self.device, value, given)
+        return value, self.stream.record(_payload(value), given)
 
     def _fetch_logged(self, context: Context) -> None:
         """Enqueue the copies by which logged tensors reach the host, behind the job's own work."""
@@ -166,59 +219,106 @@ class Lane:
     def hook(self, call: Callable[[Context], Any], context: Context) -> Launched:
         """Run `setup` or `finish` like a job: on this device and stream, with a mark behind it."""
         begun = time.perf_counter()
-        error: Exception | None = None
+        error: BaseException | None = None
         with self.device.entered(self.stream):
             try:
                 call(context)
-            except Exception as raised:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as raised:
                 error = raised
             if context._logged:
                 self._fetch_logged(context)
             mark = self.stream.record()
         return Launched(None, mark, context, error, time.perf_counter() - begun)
 
-    def make_enqueue(self, engine: Engine, launcher: Launcher) -> Callable[[Callable[[], Any]], Awaitable[Any]]:
+    def make_enqueue(
+        self, engine: Engine, launcher: Launcher
+    ) -> Callable[[Callable[[], Any]], Awaitable[Any]]:
         """How an async stage launches on its device: on a thread and the lane's stream, past the gate."""
 
         async def enqueue(function: Callable[[], Any]) -> Any:
-            while self.gate is not None and not self.gate.open:
-                await engine.next_progress()
-            if self.gate is not None:
-                self.gate.enter(self, None)
+            gate = self.gate
+            if gate is not None:
+                if not gate.open:
+                    await self._pass(gate, engine)
+                gate.enter(self, None)
             answer: asyncio.Future[Any] = engine.loop.create_future()
 
-            def run() -> tuple[Any, Mark]:
+            def run() -> tuple[Any, BaseException | None, Mark]:
+                value: Any = None
+                error: BaseException | None = None
                 with self.device.entered(self.stream):
-                    value = function()
-                    return value, self.stream.record()
+                    try:
+                        value = function()
+                    except Exception as raised:  # it may have enqueued work before
+                        error = raised
+                    return value, error, self.stream.record()
 
             def reached(_: Any, fault: BaseException | None) -> None:
                 if fault is not None:
-                    engine.fail(fault)
-                elif self.gate is not None:
-                    self.gate.leave(self, None)
+                    engine.fail(
+                        DeviceError(f"device {self.device.name!r}, in what {self.name!r} enqueued: {fault}")
+                    )
+                elif gate is not None:
+                    gate.leave(self, None)
 
-            def returned(pair: tuple[Any, Mark] | None, error: BaseException | None) -> None:
-                if pair is None:
-                    reached(None, None)
-                    if not answer.done():
-                        answer.set_exception(error or RuntimeError("no result"))
+            def returned(
+                launched: tuple[Any, BaseException | None, Mark] | None, fault: BaseException | None
+            ) -> None:
+                if launched is None:
+                    reached(None, fault)
+                    answer.cancel()
                     return
-                value, mark = pair
+                value, error, mark = launched
                 if mark.passed():
                     reached(None, None)
                 else:
                     launcher.watch("what it enqueued", mark, reached)
-                if not answer.done():
+                if answer.done():
+                    return
+                if error is None:
                     answer.set_result(value)
+                else:
+                    answer.set_exception(error)
 
             launcher.submit("what it enqueues", run, returned)
             return await answer
 
         return enqueue
 
+    async def _pass(self, gate: Gate, engine: Engine) -> None:
+        """Wait at a closed gate. The job's own timeout stands still meanwhile (axiom 5.3)."""
+        deadline = self._deadlines.get(asyncio.current_task())
+        left = None
+        if deadline is not None and (when := deadline.when()) is not None:
+            left = when - engine.loop.time()
+            deadline.reschedule(None)
+        while not gate.open:
+            await engine.next_progress()
+        if deadline is not None and left is not None:
+            deadline.reschedule(engine.loop.time() + left)
+
     def close_generator(self, job: Job) -> Callable[[], Any] | Callable[[], Awaitable[Any]] | None:
         """How to end a generator that will not be asked again; None where there is none."""
         if job.generator is None:
             return None
         return job.generator.aclose if self.is_async else job.generator.close
+
+
+def _payload(value: Any) -> Any:
+    """What of a result may hold tensors."""
+    if type(value) is Port:
+        return value.value
+    if type(value) is Scatter:
+        return value.values
+    return value
+
+
+def _hand_out(device: Device, value: Any, given: Any) -> Any:
+    """The result as the device hands it out (see `Device.hand_out`)."""
+    if type(value) is Port:
+        return Port(value.name, device.hand_out(value.value, given))
+    if type(value) is Scatter:
+        return Scatter(device.hand_out(value.values, given))
+    return device.hand_out(value, given)

@@ -10,13 +10,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import anyio
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -38,13 +41,21 @@ class StuckThread(NamedTuple):
 class Inbox:
     """The one way from a thread to the loop: results queue up, one wake takes them all."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_fault: Callable[[BaseException], None] | None = None
+    ) -> None:
         self._loop = loop
-        self._queue: deque[tuple[Callable[[Any, BaseException | None], None], Any, BaseException | None]] = deque()
+        self._on_fault = on_fault
+        """Hears what a `then` raised, so that one fault does not lose the results behind it."""
+        self._queue: deque[tuple[Callable[[Any, BaseException | None], None], Any, BaseException | None]] = (
+            deque()
+        )
         self._lock = threading.Lock()
         self._called = False
 
-    def post(self, then: Callable[[Any, BaseException | None], None], value: Any, error: BaseException | None) -> None:
+    def post(
+        self, then: Callable[[Any, BaseException | None], None], value: Any, error: BaseException | None
+    ) -> None:
         """From any thread. Dropped if the loop is closed: nobody is left to hear it."""
         with self._lock:
             self._queue.append((then, value, error))
@@ -54,14 +65,20 @@ class Inbox:
         try:
             self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:  # the loop was closed under a thread that came back late
-            self._queue.clear()
+            with self._lock:
+                self._queue.clear()
 
     def _deliver(self) -> None:
         with self._lock:
             batch, self._queue = self._queue, deque()
             self._called = False
         for then, value, error in batch:
-            then(value, error)
+            try:
+                then(value, error)
+            except Exception as fault:
+                if self._on_fault is None:
+                    raise
+                self._on_fault(fault)
 
 
 async def off_loop(
@@ -106,26 +123,36 @@ def stuck_thread(thread: threading.Thread, doing: str) -> StuckThread | None:
 
 
 class Launcher(Protocol):
-    """Runs the jobs of one lane."""
+    """Runs the jobs of one lane. `doing` says what a job is, should it get stuck: its `str` is taken then."""
 
-    def submit(self, doing: str, job: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+    def submit(
+        self, doing: object, job: Callable[[], Any], then: Callable[[Any, BaseException | None], None]
+    ) -> None:
         """Run `job`, first in first out; then `then(value, None)` or `then(None, error)` on the loop."""
         ...
 
-    def watch(self, doing: str, mark: Mark, then: Callable[[Any, BaseException | None], None]) -> None:
+    def watch(self, doing: object, mark: Mark, then: Callable[[Any, BaseException | None], None]) -> None:
         """Wait for the mark off the loop; then `then(None, None)` or `then(None, fault)` on the loop."""
         ...
 
-    def stop(self) -> None:
-        """Take no more; threads end after what they have in hand."""
+    def drop_queued(self) -> None:
+        """Jobs that have not begun never will; what has begun is finished."""
         ...
 
-    def stuck(self) -> list[StuckThread]:
-        """Threads still at work, after `stop`."""
+    def stop_jobs(self) -> None:
+        """End after what is queued."""
+        ...
+
+    def stop_marks(self) -> None:
+        """Take no more marks; those in hand are awaited. After the jobs have ended, as they bring marks."""
         ...
 
     def join(self, seconds: float) -> None:
-        """Block until the threads have ended, at most `seconds`. After `stop`, off the loop."""
+        """Block until the threads that were stopped have ended, at most `seconds`. Off the loop."""
+        ...
+
+    def stuck(self) -> list[StuckThread]:
+        """Threads not ended yet, with what they do."""
         ...
 
 
@@ -135,21 +162,35 @@ class _Worker:
     def __init__(self, name: str, inbox: Inbox) -> None:
         self._inbox = inbox
         self._queue: SimpleQueue[Any] = SimpleQueue()
-        self.doing = ""
+        self._stopped = False
+        self.doing: object = None
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, doing: str, call: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+    def put(
+        self, doing: object, call: Callable[[], Any], then: Callable[[Any, BaseException | None], None]
+    ) -> None:
         self._queue.put((doing, call, then))
 
+    def clear(self) -> None:
+        """Drop what has not begun."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._queue.get_nowait()
+
     def stop(self) -> None:
-        self._queue.put(None)
+        """End after what is queued."""
+        if not self._stopped:
+            self._stopped = True
+            self._queue.put(None)
 
     def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
+        if self._stopped:
+            self._thread.join(seconds)
 
     def stuck(self) -> StuckThread | None:
-        return stuck_thread(self._thread, self.doing or "nothing")
+        doing = self.doing
+        return stuck_thread(self._thread, "nothing" if doing is None else str(doing))
 
     def _work(self) -> None:
         while True:
@@ -162,50 +203,67 @@ class _Worker:
                 value = call()
             except BaseException as raised:
                 error = raised
-            self.doing = ""
+            self.doing = None
             self._inbox.post(then, value, error)
             # What was run must not outlive its turn in this frame: it holds the item's tensors.
             del entry, call, then, value, error
 
 
-class ThreadLauncher:
-    """Jobs on one daemon thread, marks on another."""
+class _Marks:
+    """The part of a launcher that waits for marks, on a thread of its own; none where they pass at once."""
 
     def __init__(self, name: str, inbox: Inbox, *, marks: bool) -> None:
-        self._jobs = _Worker(f"pipeflow {name}", inbox)
         self._marks = _Worker(f"pipeflow {name} marks", inbox) if marks else None
 
-    def submit(self, doing: str, job: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
-        self._jobs.put(doing, job, then)
-
-    def watch(self, doing: str, mark: Mark, then: Callable[[Any, BaseException | None], None]) -> None:
+    def watch(self, doing: object, mark: Mark, then: Callable[[Any, BaseException | None], None]) -> None:
         assert self._marks is not None, "this lane's device passes its marks at once"
         self._marks.put(doing, mark.wait, then)
 
+    def stop_marks(self) -> None:
+        if self._marks is not None:
+            self._marks.stop()
+
     def _workers(self) -> list[_Worker]:
-        return [self._jobs] if self._marks is None else [self._jobs, self._marks]
-
-    def stop(self) -> None:
-        for worker in self._workers():
-            worker.stop()
-
-    def stuck(self) -> list[StuckThread]:
-        found = (worker.stuck() for worker in self._workers())
-        return [thread for thread in found if thread is not None]
+        return [] if self._marks is None else [self._marks]
 
     def join(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         for worker in self._workers():
             worker.join(max(0.0, deadline - time.monotonic()))
 
+    def stuck(self) -> list[StuckThread]:
+        found = (worker.stuck() for worker in self._workers())
+        return [thread for thread in found if thread is not None]
 
-class InlineLauncher:
-    """Jobs on the loop. Marks, if any, on a thread: the loop never waits for a device."""
+
+class ThreadLauncher(_Marks):
+    """Jobs on one daemon thread, marks on another."""
 
     def __init__(self, name: str, inbox: Inbox, *, marks: bool) -> None:
-        self._marks = _Worker(f"pipeflow {name} marks", inbox) if marks else None
+        super().__init__(name, inbox, marks=marks)
+        self._jobs = _Worker(f"pipeflow {name}", inbox)
 
-    def submit(self, doing: str, job: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+    def submit(
+        self, doing: object, job: Callable[[], Any], then: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        self._jobs.put(doing, job, then)
+
+    def drop_queued(self) -> None:
+        self._jobs.clear()
+
+    def stop_jobs(self) -> None:
+        self._jobs.stop()
+
+    def _workers(self) -> list[_Worker]:
+        return [self._jobs, *super()._workers()]
+
+
+class InlineLauncher(_Marks):
+    """Jobs on the loop. Marks, if any, on a thread: the loop never waits for a device."""
+
+    def submit(
+        self, doing: object, job: Callable[[], Any], then: Callable[[Any, BaseException | None], None]
+    ) -> None:
         try:
             value = job()
         except Exception as error:
@@ -213,36 +271,41 @@ class InlineLauncher:
         else:
             then(value, None)
 
-    def watch(self, doing: str, mark: Mark, then: Callable[[Any, BaseException | None], None]) -> None:
-        assert self._marks is not None, "this lane's device passes its marks at once"
-        self._marks.put(doing, mark.wait, then)
+    def drop_queued(self) -> None:
+        return
 
-    def stop(self) -> None:
-        if self._marks is not None:
-            self._marks.stop()
-
-    def stuck(self) -> list[StuckThread]:
-        thread = self._marks.stuck() if self._marks is not None else None
-        return [] if thread is None else [thread]
-
-    def join(self, seconds: float) -> None:
-        if self._marks is not None:
-            self._marks.join(seconds)
+    def stop_jobs(self) -> None:
+        return
 
 
 class TaskLauncher:
     """`async def` jobs on worker tasks of the run's task group; `job` returns an awaitable."""
 
-    def __init__(self, start_soon: Callable[[Callable[[], Awaitable[None]], str], None], name: str, width: int) -> None:
-        self._queue: deque[tuple[str, Callable[[], Awaitable[Any]], Callable[[Any, BaseException | None], None]]] = deque()
+    def __init__(
+        self,
+        start_soon: Callable[[Callable[[], Awaitable[None]], str], None],
+        name: str,
+        width: int,
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self._name = name
+        self._on_fault = on_fault
+        self._queue: deque[
+            tuple[object, Callable[[], Awaitable[Any]], Callable[[Any, BaseException | None], None]]
+        ]
+        self._queue = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._stopped = False
+        self._scopes: dict[anyio.CancelScope, object] = {}
+        """Of its tasks; what each does."""
+        self._left = width
+        self._over: asyncio.Future[None] | None = None
         for index in range(width):
-            start_soon(self._work, f"{name} {index}" if width > 1 else name)
+            start_soon(self._task, f"{name} {index}" if width > 1 else name)
 
     def submit(
         self,
-        doing: str,
+        doing: object,
         job: Callable[[], Awaitable[Any]],
         then: Callable[[Any, BaseException | None], None],
     ) -> None:
@@ -255,22 +318,59 @@ class TaskLauncher:
         if not future.done():
             future.set_result(None)
 
-    def watch(self, doing: str, mark: Mark, then: Callable[[Any, BaseException | None], None]) -> None:
+    def watch(self, doing: object, mark: Mark, then: Callable[[Any, BaseException | None], None]) -> None:
         raise AssertionError("async jobs run on the host; what they enqueue goes through their lane's thread")
 
-    def stop(self) -> None:
+    def drop_queued(self) -> None:
+        self._queue.clear()
+
+    def stop_jobs(self) -> None:
         self._stopped = True
         for future in self._idle:
             self._wake(future)
         self._idle.clear()
 
-    def stuck(self) -> list[StuckThread]:
-        return []
+    def stop_marks(self) -> None:
+        return
 
     def join(self, seconds: float) -> None:
         return
 
-    async def _work(self) -> None:
+    def stuck(self) -> list[StuckThread]:
+        if self._left == 0:
+            return []
+        doing = ", ".join(str(doing) for doing in self._scopes.values() if doing is not None)
+        return [
+            StuckThread(f"task {self._name}", doing or "nothing", "(a task that does not end when cancelled)")
+        ]
+
+    async def ended(self, grace: float) -> None:
+        """After `stop_jobs`: wait for jobs in hand, cancel them when `grace` is over, and give up as long after."""
+        with anyio.move_on_after(grace):
+            await self._end()
+            return
+        for scope in self._scopes:
+            scope.cancel()
+        with anyio.move_on_after(max(grace, 0.1)):
+            await self._end()
+
+    async def _end(self) -> None:
+        if self._left:
+            self._over = asyncio.get_running_loop().create_future()
+            await self._over
+
+    async def _task(self) -> None:
+        try:
+            with anyio.CancelScope() as scope:
+                self._scopes[scope] = None
+                await self._work(scope)
+        finally:
+            del self._scopes[scope]
+            self._left -= 1
+            if self._left == 0 and self._over is not None:
+                self._wake(self._over)
+
+    async def _work(self, scope: anyio.CancelScope) -> None:
         loop = asyncio.get_running_loop()
         while True:
             while not self._queue:
@@ -283,13 +383,16 @@ class TaskLauncher:
                 finally:
                     if future in self._idle:
                         self._idle.remove(future)
-            _, job, then = self._queue.popleft()
+            doing, job, then = self._queue.popleft()
+            self._scopes[scope] = doing
+            value, error = None, None
             try:
                 value = await job()
-            except Exception as error:
-                then(None, error)
-                del error
-            else:
-                then(value, None)
-                del value
-            del job, then
+            except Exception as raised:
+                error = raised
+            self._scopes[scope] = None
+            try:
+                then(value, error)
+            except Exception as fault:  # the engine's own: the run ends by it, not by a dead task
+                self._on_fault(fault)
+            del doing, job, then, value, error

@@ -19,26 +19,23 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from pipeflow.assemble import Assembly, InputRunner
-from pipeflow.context import ResourceContext, seed_of
+from pipeflow.check import check_here
 from pipeflow.engine import Engine, Ticket
-from pipeflow.errors import Cancelled, DocumentError, GraphError, PipeflowError, StageError
+from pipeflow.errors import Cancelled, DocumentError, GraphError, PipeflowError, Stuck
 from pipeflow.launch import Inbox, off_loop
-from pipeflow.observe.folder import RunFolder, write_whole
-from pipeflow.resource import Instance, Leases, Shared
-from pipeflow.stage import Kind
+from pipeflow.loading import Loader
+from pipeflow.observe.folder import RunFolder, default_run_dir, write_whole
+from pipeflow.observe.summary import Summary, summarise
+from pipeflow.settle import to_the_end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 
     from pipeflow.check import Report
-    from pipeflow.lane import Lane
     from pipeflow.registry import Registry
     from pipeflow.runner import Runner
 
 __all__ = ["Pipeline", "Summary", "open_pipeline"]
-
-Summary = dict[str, Any]
-"""What summary.json holds."""
 
 
 class Pipeline:
@@ -48,11 +45,12 @@ class Pipeline:
         self._report = report
         self._engine = engine
         self._assembly = assembly
-        self._opened: list[tuple[Any, Any]] = []
-        self._set_up: list[Lane] = []
+        self._loader = Loader(report.graph, engine, assembly)
         self._run_started: float | None = None
         self._run_ended: float | None = None
         self._error_told = False
+        self.told: Summary | None = None
+        """What was last written to summary.json."""
 
     # What callers do -------------------------------------------------------------------------------
 
@@ -80,9 +78,16 @@ class Pipeline:
             self._error_told = True
             raise engine.error
         engine.refuse_tickets(PipeflowError("the pipeline has ended"))
-        summary = self.summary()
-        engine.folder.summary(summary)
-        return summary
+        if engine.folder.fault is not None:
+            engine.fail(engine.folder.fault)
+            self._error_told = True
+            raise engine.folder.fault
+        return self._tell()
+
+    def _tell(self) -> Summary:
+        self.told = self.summary()
+        self._engine.folder.summary(self.told)
+        return self.told
 
     async def submit(self, item: Any, *, to: str | None = None) -> Any:
         """Send one item in by the stage `input` and await what becomes of it at `output` (or at the only
@@ -114,7 +119,7 @@ class Pipeline:
     def drain(self) -> None:
         """End the sources; what is in flows out, then `run` returns. After `stop.drain` seconds: cancel."""
         engine = self._engine
-        if not engine.sources_ended:
+        if not engine.sources_ended and not engine.ended.is_set():
             engine.drain()
             engine.start_soon(self._limit_drain, name="drain limit")
 
@@ -126,8 +131,9 @@ class Pipeline:
         """Write the summary as it stands, for a caller that is about to leave without waiting."""
         import contextlib
 
+        self.told = self.summary() | {"status": "forced", "exit_code": 130}
         with contextlib.suppress(OSError):
-            self._engine.folder.summary(self.summary() | {"status": "forced", "exit_code": 130})
+            self._engine.folder.summary(self.told)
 
     def why(self) -> str:
         """What each open stage waits for, a line each."""
@@ -143,7 +149,9 @@ class Pipeline:
         if step is None:
             return 0, None
         node = self._report.graph.nodes[step.name]
-        limits = [n.spec.limit for n in (node, *self._report.graph.upstream(node)) if n.spec.limit is not None]
+        limits = [
+            n.spec.limit for n in (node, *self._report.graph.upstream(node)) if n.spec.limit is not None
+        ]
         return step.counters.done, min(limits, default=None)
 
     @property
@@ -180,7 +188,9 @@ class Pipeline:
                     )
                 return runner
         if not inputs:
-            raise PipeflowError(f"pipeline {self.name!r} has no stage that `uses: input`, so nothing can be submitted")
+            raise PipeflowError(
+                f"pipeline {self.name!r} has no stage that `uses: input`, so nothing can be submitted"
+            )
         raise PipeflowError(f"say which input: to={' or '.join(repr(r.name) for r in inputs)}")
 
     async def _limit_drain(self) -> None:
@@ -194,203 +204,31 @@ class Pipeline:
 
     def summary(self) -> Summary:
         """Status and figures so far, in the contract's keys; stages add theirs by `ctx.report`."""
-        engine = self._engine
-        error = engine.error
-        if error is None:
-            status, code = ("drained", 0) if engine.sources_ended else ("done", 0)
-        elif isinstance(error, Cancelled):
-            status, code = "forced", 130
-        else:
-            status, code = "failed", 1
-        step = self._assembly.runners.get(engine.spec.step or "")
-        begun = self._run_started or time.monotonic()
-        wall = (self._run_ended or time.monotonic()) - begun
-        keys = (
-            "tokens loss_first loss_last tau_start tau_constant tau_end tau_decode "
-            "plain_tokens_per_s decode_tokens_per_s lossless"
-        )
-        values: Summary = {
-            "status": status,
-            "exit_code": code,
-            "wall_s": round(time.monotonic() - engine.started, 3),
-            "run_s": round(wall, 3),
-            "steps": step.counters.done if step is not None else None,
-            "items": sum(r.counters.made for r in self._assembly.runners.values() if r.kind is Kind.SOURCE),
-            **dict.fromkeys(keys.split()),
-            "device": sorted({device.name for device in self._assembly.devices.values()}) or ["host"],
-            "versions": _versions(),
-        }
-        values.update(engine.reported)
-        if values["tokens"] is not None and wall > 0:
-            values.setdefault("tokens_per_s", round(values["tokens"] / wall, 3))
-        values.setdefault("tokens_per_s", None)
-        values["stages"] = {
-            name: {"made": runner.counters.made, "dropped": runner.counters.dropped}
-            for name, runner in self._assembly.runners.items()
-        }
-        values["skipped"] = {n: r._skipped for n, r in self._assembly.runners.items() if r._skipped}
-        if error is not None:
-            values["error"] = str(error)
-        return values
+        ended = self._run_ended or time.monotonic()
+        seconds = 0.0 if self._run_started is None else ended - self._run_started
+        return summarise(self._engine, self._assembly, seconds)
 
-    # Load ------------------------------------------------------------------------------------------
+    # Load and close --------------------------------------------------------------------------------
 
     async def load(self) -> None:
         """Devices, resources, lanes, `setup`; the run folder is there from the start."""
-        engine = self._engine
-        await engine.off_loop(self._assembly.make_devices, "devices")
-        for name in self._report.graph.opening:
-            await self._open_resource(name)
-        self._assembly.make_runners()
-        self._lease()
-        for name in self._report.graph.order:
-            async with anyio.create_task_group() as group:
-                for lane in self._assembly.runners[name].lanes:
-                    if lane.has_setup:
-                        group.start_soon(self._set_up_lane, lane)
-                    else:
-                        self._set_up.append(lane)
-        engine.wake_all()
-
-    async def _open_resource(self, name: str) -> None:
-        engine, assembly = self._engine, self._assembly
-        node = self._report.graph.resources[name]
-        shared = assembly.shared[name] = Shared(name, assembly.incarnation)
-        for device_name in assembly.devices_of_resource(name):
-            device = assembly.devices.get(device_name)
-            resource = node.cls(node.config)
-            context = ResourceContext(
-                name=name,
-                device=device.torch_name if device is not None else "cpu",
-                seed=seed_of(engine.spec.seed, name),
-                run_dir=engine.folder.path,
-                stop=engine.stop,
-                reads={role: assembly.shared[other].on(device_name).value for role, other in node.reads.items()},
-            )
-
-            def call(resource: Any = resource, context: ResourceContext = context) -> Any:
-                return resource.open(context)
-
-            try:
-                value = await engine.off_loop(call, f"opens {name}")
-            except PipeflowError:
-                raise
-            except Exception as error:
-                raise PipeflowError(f"resource {name!r} on {device_name}: {type(error).__name__}: {error}") from error
-            self._opened.append((resource, value))
-            for line in context.logged:
-                engine.record(name, **line)
-            engine.reported.update(context.reported)
-            shared.instances[device_name] = Instance(shared, device_name, value)
-
-    def _lease(self) -> None:
-        shared = self._assembly.shared
-        for lane in self._assembly.lanes:
-            node = self._report.graph.nodes.get(lane.name)
-            runner = self._assembly.runners[lane.name]
-            device = lane.device.name if not runner.on_host else "cpu"
-            lane.leases = Leases(
-                runner,
-                {role: shared[name].on(device) for role, name in (node.reads if node else {}).items()},
-                {role: shared[name].on(device) for role, name in (node.writes if node else {}).items()},
-            )
-            for name in set(node.writes.values()) if node else ():
-                shared[name].writer = runner
-                if shared[name] not in runner.writes:
-                    runner.writes.append(shared[name])
-
-    async def _set_up_lane(self, lane: Lane) -> None:
-        engine = self._engine
-        context = lane.context(None)
-        done = anyio.Event()
-        failure: list[BaseException] = []
-
-        def finished(launched: Any, error: BaseException | None) -> None:
-            fault = error if launched is None else launched.error
-            if fault is not None:
-                failure.append(fault)
-                done.set()
-            elif launched.mark.passed():
-                done.set()
-            else:
-                lane.watcher.watch("the fence of its setup", launched.mark, passed)
-
-        def passed(_: Any, fault: BaseException | None) -> None:
-            if fault is not None:
-                failure.append(fault)
-            done.set()
-
-        lane.hook_launcher.submit("its setup", lambda: lane.hook(lane.stage.setup, context), finished)
-        await done.wait()
-        if failure:
-            fault = failure[0]
-            raise StageError(f"in setup: {type(fault).__name__}: {fault}", stage=lane.name) from fault
-        self._set_up.append(lane)
-        engine.logged(self._assembly.runners[lane.name], None, context)
-
-    # Close -----------------------------------------------------------------------------------------
+        await self._loader.load()
 
     async def close(self) -> None:
-        """Stop threads, close stages and resources, write the summary. Under a shield."""
-        engine = self._engine
-        engine.admitting = False
-        engine.refuse_tickets(engine.error or PipeflowError("the pipeline has ended"))
+        """Give everything back. Under a shield."""
         self._run_ended = self._run_ended or time.monotonic()
-        engine.stop.set()
+        await self._loader.close()
+
+    def tell_fault(self) -> None:
+        """summary.json of a run that failed, after all was closed: a fault of closing counts too."""
+        engine = self._engine
+        if engine.error is None:
+            return
         try:
-            await engine.settle(engine.spec.stop.grace)
-        finally:
-            for lane in self._assembly.lanes:
-                if lane.gate is not None:
-                    lane.gate.nodes.discard(self._assembly.runners[lane.name])
-                    lane.gate.forget(lane)
-            for runner in self._assembly.runners.values():
-                for _, gate in getattr(runner, "scope", ()):
-                    gate.reopen()
-            if engine.error is not None:
-                engine.folder.summary(self.summary())
-        for lane in reversed(self._set_up):
-            await self._closing(lane.stage.close, f"stage {lane.name!r}")
-        for resource, value in reversed(self._opened):
-
-            def call(resource: Any = resource, value: Any = value) -> None:
-                resource.close(value)
-
-            await self._closing(call, "a resource")
-        for device in self._assembly.devices.values():
-            device.close()
-
-    async def _closing(self, call: Callable[[], None], what: str) -> None:
-        try:
-            await self._engine.off_loop(call, "close")
-        except Exception as error:
-            self._engine.note("close failed", what, error=error)
-            if self._engine.error is None:
-                self._engine.error = PipeflowError(f"while {what} was closed: {type(error).__name__}: {error}")
-
-
-def _versions() -> dict[str, str]:
-    from importlib import metadata
-
-    found: dict[str, str] = {}
-    for name in ("pipeflow", "torch", "transformers", "anyio", "msgspec"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def default_run_dir(name: str, base: Path | None = None) -> Path:
-    """`runs/NAME-YYYYmmdd-HHMMSS` below the working folder; a number is added where that is taken."""
-    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = (base or Path.cwd()) / "runs"
-    path = folder / stem
-    number = 1
-    while path.exists():
-        number += 1
-        path = folder / f"{stem}-{number}"
-    return path
+            self._tell()
+        except OSError as error:
+            if error is not engine.error and str(error) != str(engine.error):
+                engine.error.add_note(str(error))
 
 
 @asynccontextmanager
@@ -410,10 +248,12 @@ async def open_pipeline(
     Raises DocumentError or GraphError with every fault before anything is loaded, StageError or
     PipeflowError where loading fails. `opening` is called with the pipeline before it loads, so that a load
     can be drained or cancelled too. `strict`: a logged loss that is not finite fails the run.
-    `debug_sync`: wait for the device after every launch, so that a fault is laid at the right call. On exit without an error a pipeline that still takes items is drained.
+    `debug_sync`: wait for the device after every launch, so that a fault is laid at the right call.
+
+    On exit without an error a pipeline that still takes items is drained.
     """
     inbox = Inbox(asyncio.get_running_loop())
-    report = await off_loop(inbox, lambda: _check(source, overrides, env, registry), "check")
+    report = await off_loop(inbox, lambda: check_here(source, overrides, env, registry), "check")
     if report.errors:
         kind = DocumentError if report.graph is None else GraphError
         raise kind(report.errors)
@@ -451,13 +291,22 @@ async def open_pipeline(
                 raise
             finally:
                 with anyio.CancelScope(shield=True):
+                    late: asyncio.CancelledError | None = None
                     try:
-                        await pipeline.close()
+                        late = await to_the_end(pipeline.close())
                     except Exception as error:
+                        engine.fail(error)
                         failure = failure or error
                         if error is not failure:
                             failure.add_note(str(error))
+                    pipeline.tell_fault()
                 group.cancel_scope.cancel()
+                if late is not None:
+                    raise late
+    except BaseException:
+        if isinstance(failure, Stuck):  # who cancels must hear that something of the run outlives it
+            raise failure from None
+        raise
     finally:
         folder.close()
     if failure is None and engine.error is not None and not pipeline._error_told:
@@ -477,19 +326,3 @@ def _only(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
-
-
-def _check(
-    source: str | os.PathLike[str] | Mapping[str, Any],
-    overrides: Sequence[str],
-    env: Mapping[str, str] | None,
-    registry: Registry | None,
-) -> Report:
-    from collections.abc import Mapping
-
-    from pipeflow.check import check_document
-    from pipeflow.document import from_dict, load
-
-    read = from_dict if isinstance(source, Mapping) else load
-    document = read(source, overrides=overrides, env=env)  # type: ignore[arg-type]
-    return check_document(document, env=env, here=True, registry=registry)

@@ -7,7 +7,6 @@ since. A *pin* (axiom 3.4) lives on the edge, see `edge.pinned`.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from pipeflow.item import Version
@@ -32,16 +31,24 @@ class Instance:
         self.value = value
         self.readers = 0
         self.writing = False
-        self.queue: deque[Runner] = deque()
-        """Who waits for a lease, first come first served: a stream of readers cannot starve the writer."""
+        self.queue: dict[Leases, bool] = {}
+        """Who waits for a lease (True: to write), first come first served: a stream of readers cannot
+        starve the writer."""
         self.write_mark: Mark | None = None
         self.read_marks: list[Mark] = []
 
-    def free_for(self, node: Runner, write: bool, *, first: bool = False) -> bool:
-        """Whether `node` may have its lease now. `first` passes the queue (a barrier's section does)."""
+    def free_for(self, asker: Leases, write: bool, *, first: bool = False) -> bool:
+        """Whether `asker` may have its lease now. `first` passes the queue (a barrier's section does)."""
         if self.writing or (write and self.readers):
             return False
-        return first or not self.queue or self.queue[0] is node
+        if first:
+            return True
+        for waiting, writes in self.queue.items():
+            if waiting is asker:
+                return True
+            if write or writes:
+                return False
+        return True
 
 
 class Shared:
@@ -68,7 +75,7 @@ class Shared:
 class Leases:
     """What one lane's jobs lease, all or nothing: roles to instances."""
 
-    __slots__ = ("_all", "node", "reads", "writes")
+    __slots__ = ("_all", "_queued", "node", "reads", "writes")
 
     def __init__(
         self,
@@ -77,6 +84,7 @@ class Leases:
         writes: dict[str, Instance],
     ) -> None:
         self.node = node
+        self._queued = False
         self.reads = reads
         self.writes = writes
         written = set(map(id, writes.values()))
@@ -91,23 +99,29 @@ class Leases:
     def blocker(self, *, first: bool = False) -> Instance | None:
         """The first resource that cannot be leased now; None if all can.
 
-        The node queues at that one alone: a place kept at a resource while waiting for another would
-        block those who need only the first, and two such nodes would wait for each other.
+        A lane that must wait queues at all it needs in one go. So any two lanes stand in the same order
+        in every queue: the foremost waits for running jobs only, and nobody waits in a circle.
         """
         for instance, write in self._all:
-            if not instance.free_for(self.node, write, first=first):
-                if self.node not in instance.queue:
-                    self.forget()
-                    instance.queue.append(self.node)
+            if not instance.free_for(self, write, first=first):
+                if not self._queued:
+                    self._queued = True
+                    for needed, writes in self._all:
+                        needed.queue[self] = writes
                 return instance
         return None
 
+    def blocked_by(self) -> Instance | None:
+        """The resource that it queues for and cannot have; for reports, it queues nowhere anew."""
+        if not self._queued:
+            return None
+        return next((i for i, write in self._all if not i.free_for(self, write)), None)
+
     def take(self) -> list[Mark]:
         """Lease all (after `blocker` said None) and say which marks the job's stream must wait for."""
+        self.forget()
         marks: list[Mark] = []
         for instance, write in self._all:
-            if self.node in instance.queue:
-                instance.queue.remove(self.node)
             if instance.write_mark is not None:
                 marks.append(instance.write_mark)
             if write:
@@ -117,30 +131,31 @@ class Leases:
                 instance.readers += 1
         return marks
 
-    def give_back(self, mark: Mark | None) -> None:
-        """The job returned; `mark` stands behind its device work (None: it never launched)."""
+    def give_back(self, mark: Mark) -> None:
+        """The job returned; `mark` stands behind its device work."""
         for instance, write in self._all:
             if write:
                 instance.writing = False
-                if mark is not None:
-                    instance.write_mark = mark
-                    instance.read_marks.clear()
+                instance.write_mark = None if mark.passed() else mark
+                instance.read_marks.clear()
             else:
                 instance.readers -= 1
-                if mark is not None:
-                    # Marks that were passed protect nothing any more.
-                    instance.read_marks = [m for m in instance.read_marks if not m.passed()]
+                # Marks that were passed protect nothing any more.
+                instance.read_marks = [m for m in instance.read_marks if not m.passed()]
+                if not mark.passed():
                     instance.read_marks.append(mark)
             for waiting in instance.queue:
-                waiting.wake()
+                waiting.node.wake()
 
     def forget(self) -> None:
-        """Leave every queue, and let those behind look again."""
+        """Leave every queue, and let those behind look again. For a lane that goes on, or wants no more."""
+        if not self._queued:
+            return
+        self._queued = False
         for instance, _ in self._all:
-            if self.node in instance.queue:
-                instance.queue.remove(self.node)
-                for waiting in instance.queue:
-                    waiting.wake()
+            del instance.queue[self]
+            for waiting in instance.queue:
+                waiting.node.wake()
 
     def versions(self) -> dict[str, Version]:
         """Versions by resource name, as of now."""

@@ -1,31 +1,36 @@
-"""A stage at run time: takes inputs, starts jobs, hands their outputs over, retires what they used.
+"""A stage at run time: takes inputs, starts jobs, and ends when nothing will come.
 
 Everything here happens on the loop, in `pump`, which the engine calls whenever something changed. A job
 starts with all it needs or not at all: an input, a free lane, an open gate, a credit on every out-edge, its
 leases. So nobody holds one thing while waiting for another, and what waits can always be named.
+
+The parts of a job's life are modules of their own: `launching` (stage code is called and comes back),
+`outcome` (what it returned means), `production` (generators go on), `handover` (outputs leave, inputs
+retire), `finishing` (the `finish` hook).
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pipeflow.context import Context
-from pipeflow.errors import DeviceError, StageError
-from pipeflow.fence import Fence
-from pipeflow.inputs import Batches, Taken
-from pipeflow.item import DROP, Failed, Item, Port, Scatter, Version
-from pipeflow.job import END, Job, Launched, Output
+from pipeflow import finishing, handover, production
+from pipeflow.fence import REACHED
+from pipeflow.inputs import Batches
+from pipeflow.job import Job, Output
+from pipeflow.launching import launch
 from pipeflow.observe.counters import Counters
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
 
-    from pipeflow.device.base import Buffer, Mark
+    from pipeflow.device.base import Buffer
     from pipeflow.edge import Edge
     from pipeflow.engine import Engine
-    from pipeflow.inputs import Policy
+    from pipeflow.inputs import Policy, Taken
+    from pipeflow.item import Item, Version
     from pipeflow.lane import Lane
     from pipeflow.resource import Shared
     from pipeflow.spec import OnError
@@ -33,13 +38,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Runner"]
 
-_HAND_LIMIT = 64
+HAND_LIMIT = 64
 """Finished jobs (and gaps) that wait for an older one to leave; behind it nothing more starts. The oldest
 job never waits for a younger one, so the limit cannot stop the stage."""
 
 
 class Runner:
     """One stage of the file, with its lanes and edges."""
+
+    fires_on_gaps = False
+    """A barrier: a gap that it selects runs its section too."""
+    in_section = False
+    """A guarded stage at work: gates are closed for others, and it need not queue for leases."""
+    relays = False
+    """A copy: it passes on the hold of a pinned reader behind it (axiom 3.4)."""
 
     def __init__(
         self,
@@ -53,6 +65,7 @@ class Runner:
         on_error: OnError | None,
         retriable: bool,
         scatters: bool = False,
+        ports: tuple[str, ...] = (),
         timeout: float | None = None,
     ) -> None:
         self.engine = engine
@@ -65,90 +78,118 @@ class Runner:
         self.on_error = on_error
         self.retriable = retriable
         self.scatters = scatters
+        self.ports = ports
         self.timeout = timeout
+        self.source = kind.value == "source"
+        self.flat = kind.value == "one-to-many"
+        self.numbered = not self.flat and not scatters
+        """One job (a source's: one step) makes one output, so its number is known when it starts."""
+        self.gathers = kind.value == "gather"
+        self.steps = self.source or self.flat or scatters
+        """Jobs in hand go on by themselves: generators, and scatters that wait for credits."""
         self.lanes: list[Lane] = []
+        self.free = 0
+        """Jobs that its lanes could take beside those they have."""
         self.inputs: Policy | None = None
         """None: a source."""
         self.outs: list[Edge] = []
         self.counters = Counters()
         self.writes: list[Shared] = []
-        self.pins = 0
-        """Readers that must launch before the next item may change what they read."""
-        self.closed = False
         self.answers = False
         """What leaves (or ends) here is the result of a submit."""
         self.feeds_answer = False
         """A gap here means that a submitted item has no result."""
-        self._hand: deque[Job] = deque()
-        """Jobs in the order they were started, until all they made has left."""
-        self._next = 0
-        """The next number of the domain it starts."""
-        self._next_lane = 0
-        self._skipped = 0
-        self._exhausted = False
-        self._finishing = 0
-        self._finished = False
-        self._single = kind.value in ("one-to-one", "source", "gather") and not scatters
-        self._flat = kind.value == "one-to-many"
-        self._source = kind.value == "source"
-        self._queued_for_pump = False
-        self._linger: Any = None
-        self._retrying = 0
         self.limit: int | None = None
         self.sources: list[Runner] = []
         """Sources it is fed by, which end with it once `limit` is reached."""
+
+        self.hand: deque[Job] = deque()
+        """Jobs in the order they were started, until all they made has left."""
+        self.next_seq = 0
+        """The next number of the domain it starts."""
+        self.pins = 0
+        """Readers that must launch before the next item may change what they read."""
+        self.pinned_behind: list[Edge] = []
+        """Of a copy: in-edges whose producer is held until its own pins are gone."""
+        self.skipped = 0
+        self.retrying = 0
+        """Jobs in hand that raised and will be launched again."""
+        self.exhausted = False
         self.ending = False
         """A source that ends where it stands."""
-        self._hand_limit = _HAND_LIMIT
+        self.finishing = 0
+        """Lanes whose `finish` is under way."""
+        self.finished = False
+        self.closed = False
+        self.queued_for_pump = False
+        self._next_lane = 0
+        self._awaited: Item | None = None
+        self._linger: asyncio.TimerHandle | None = None
 
     # Waking ----------------------------------------------------------------------------------------
 
+    def add_lane(self, lane: Lane) -> None:
+        """At load."""
+        self.lanes.append(lane)
+        self.free += lane.in_flight
+
     def wake(self) -> None:
-        """Something changed that this node may wait for."""
-        if not self._queued_for_pump:
-            self._queued_for_pump = True
+        """Something changed that this stage may wait for."""
+        if not self.queued_for_pump:
+            self.queued_for_pump = True
             self.engine.ready(self)
 
     def pump(self) -> None:
         """Do all that can be done now."""
-        self._queued_for_pump = False
+        self.queued_for_pump = False
         if self.closed:
+            self.discard()
             return
         moved = True
         while moved:
-            moved = self._absorb()
-            moved = self._start() or moved
-            moved = self._produce() or moved
-            moved = self._emit() or moved
-        self._try_close()
+            moved = self.inputs is not None and self._absorb(self.inputs)
+            if self.free and self._start():
+                moved = True
+            if self.hand:
+                if self.steps or self.retrying:
+                    moved = production.produce(self) or moved
+                moved = handover.emit(self) or moved
+        if not self.hand:
+            self.try_close()
 
     # Inputs ----------------------------------------------------------------------------------------
 
-    def _absorb(self) -> bool:
+    def _absorb(self, inputs: Policy) -> bool:
         """Let gaps pass, and a gather take its members. A gap keeps its turn, so it goes through the hand."""
-        if self.inputs is None or len(self._hand) > self._hand_limit:
+        if len(self.hand) > HAND_LIMIT:
             return False
-        if self._sated:
-            return self._discard(self.inputs)
-        passed = self.inputs.gaps()
-        if isinstance(self.inputs, Batches):
-            self._keep_linger(self.inputs)
+        if self.limit is not None and self.sated:
+            for source in self.sources:
+                source.end()
+            return self.discard()
+        passed = inputs.gaps()
+        if self.gathers:
+            self._keep_linger(inputs)
         for seq in passed:
             self._pass_gap(seq)
         return bool(passed)
 
     @property
-    def _sated(self) -> bool:
+    def sated(self) -> bool:
+        """It has taken as many items as `limit` says."""
         return self.limit is not None and self.counters.started >= self.limit
 
-    def _discard(self, inputs: Policy) -> bool:
-        """Past the limit whatever still comes retires unused, so that nobody upstream waits for a credit."""
-        for source in self.sources:
-            source.end()
+    def discard(self) -> bool:
+        """Past its limit, or its end, whatever still comes retires unused, so that nobody upstream waits for
+        a credit."""
+        inputs = self.inputs
+        if inputs is None:
+            return False
+        self.stop_waiting()
         left = inputs.discard() if isinstance(inputs, Batches) else []
         for edge in inputs.edges:
             while not edge.empty:
-                _, item = edge.pop()
+                item = edge.pop()
                 if item is not None:
                     left.append((edge, item))
         for edge, item in left:
@@ -167,562 +208,191 @@ class Runner:
             return
         job = Job(None, seq, None, 0.0)
         job.returned = True
-        job.outputs.append(Output(live=False, fence=job.fence, seq=seq))
-        self._hand.append(job)
+        job.outputs.append(Output(None, REACHED, live=False, seq=seq))
+        for edge in self.outs:
+            if edge.pinned and edge.consumer.fires_on_gaps and edge.selects(seq):
+                self.pins += 1
+        self.hand.append(job)
 
-    def _keep_linger(self, batches: Batches) -> None:
-        """Close a batch that has waited too long. Never in a batch stage without `linger`."""
-        seconds = getattr(self.lanes[0].stage, "linger", None) if self.lanes else None
+    def retire(self, edge: Edge, item: Item, *, passes: bool = False) -> None:
+        """An item that no job of this stage will use leaves once its own fence is reached. `passes`: its
+        number goes on, as a gap."""
+        handover.retire_unused(self, edge, item)
+        if edge.pinned and not (passes and self.fires_on_gaps):
+            edge.producer.unpin()
+
+    # A gather's patience ---------------------------------------------------------------------------
+
+    @property
+    def lingering(self) -> bool:
+        """A timer will close a batch: something will happen."""
+        return self._linger is not None
+
+    @property
+    def at_gate(self) -> bool:
+        """A gate is closed before it; with nothing in hand here, another pipeline's barrier holds it."""
+        return any(lane.gate is not None and not lane.gate.open for lane in self.lanes)
+
+    def _keep_linger(self, batches: Policy) -> None:
+        """Have a timer for the batch that has waited longest. Only where the stage says `linger`."""
+        assert isinstance(batches, Batches)
+        seconds: float | None = getattr(self.lanes[0].stage, "linger", None) if self.lanes else None
         if seconds is None:
             return
-        if batches.lingering and self._linger is None:
-
-            def over() -> None:
-                self._linger = None
-                batches.flush()
-                self.wake()
-
-            self._linger = self.engine.loop.call_later(seconds, over)
-        elif not batches.lingering and self._linger is not None:
+        since = batches.waits_since()
+        if self._linger is not None and (since is None or self._linger.when() != since + seconds):
             self._linger.cancel()
             self._linger = None
+        if since is not None and self._linger is None:
+            self._linger = self.engine.loop.call_at(since + seconds, self._lingered, batches, since)
+
+    def _lingered(self, batches: Batches, since: float) -> None:
+        self._linger = None
+        batches.flush(since)
+        self.wake()
+
+    def stop_waiting(self) -> None:
+        """No job will start here any more: drop the timer, and the places in queues for leases."""
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        for lane in self.lanes:
+            if lane.leases:
+                lane.leases.forget()
 
     # Start -----------------------------------------------------------------------------------------
 
     def _start(self) -> bool:
         """Start one job if all it needs is there."""
-        if self._finishing or self.pins or not self.engine.admitting or len(self._hand) > self._hand_limit:
+        if self.pins or self.finishing or not self.engine.admitting or len(self.hand) > HAND_LIMIT:
             return False
-        if self._sated:
-            return False
-        taken: Taken | None = None
-        if self.inputs is not None:
-            taken = self.inputs.peek()
-            if taken is None or (self.on_host and self._unreached(taken)):
-                return False
-        elif self._exhausted or self._hand or self.ending or not self.engine.sources_open:
+        if self.limit is not None and self.sated:
             return False
         lane = self._free_lane()
         if lane is None:
             return False
-        seq = taken.seq if taken is not None and not self.starts_domain else None
-        if self._single and seq is None and self.ordered:
-            seq = self._next
-        edges = tuple(self.outs) if seq is None else tuple(e for e in self.outs if e.selects(seq))
-        if not all(edge.admits() for edge in edges):
+        if self.inputs is None:
+            return self._start_source(lane)
+        taken = self.inputs.peek()
+        if taken is None or (self.on_host and self._awaits(taken)):
             return False
+        seq = None if self.starts_domain else taken.seq
+        if seq is None and self.numbered and self.ordered:
+            seq = self.next_seq
+        edges = self.edges_for(seq)
+        for edge in edges:
+            if not edge.admits():
+                return False
         if lane.leases and lane.leases.blocker() is not None:
             return False
-        if self.inputs is not None and taken is not None:
-            self.inputs.take(taken)
-        if seq is not None and (taken is None or self.starts_domain):
-            self._next += 1
+        self.inputs.take(taken)
+        if self.starts_domain and seq is not None:
+            self.next_seq += 1
         job = Job(lane, seq, taken, time.perf_counter())
+        self.charge(job, edges)
+        self._inherit(job, taken)
+        self.begin(job, lane)
+        launch(self, job)
+        return True
+
+    def _start_source(self, lane: Lane) -> bool:
+        """Its generator, once; each of its steps is started by `production`."""
+        if self.exhausted or self.hand or self.ending or not self.engine.sources_open:
+            return False
+        job = Job(lane, None, None, time.perf_counter())
+        lane.busy += 1
+        self.free -= 1
+        self.hand.append(job)
+        return True
+
+    def begin(self, job: Job, lane: Lane) -> None:
+        """Count a job in."""
+        if job.number is None:
+            job.number = self.counters.started
+        lane.busy += 1
+        self.free -= 1
+        self.counters.started += 1
+        self.hand.append(job)
+        if len(self.lanes) > 1:
+            self._next_lane = (lane.index + 1) % len(self.lanes)
+            for other in self.lanes:  # this item is what they waited with
+                if other.leases:
+                    other.leases.forget()
+
+    @staticmethod
+    def _inherit(job: Job, taken: Taken) -> None:
+        """What an item hands on to what is made of it: versions (of several the oldest), tickets."""
+        if job.number is None:
+            job.number = taken.seq
+        parts = taken.parts
+        if len(parts) == 1:
+            item = parts[0][1]
+            job.tickets = item.tickets
+            job.versions = item.versions
+            return
+        job.tickets = tuple(ticket for _, item in parts for ticket in item.tickets)
+        merged: dict[str, Version] = {}
+        for _, item in parts:
+            for name, version in (item.versions or {}).items():
+                if name not in merged or version.step < merged[name].step:
+                    merged[name] = version
+        job.versions = merged or None
+
+    def edges_for(self, seq: int | None) -> Sequence[Edge]:
+        """Out-edges that will take what gets this number; all of them while it has none."""
+        if seq is None:
+            return self.outs
+        for edge in self.outs:
+            if edge.every != 1:
+                return [edge for edge in self.outs if edge.selects(seq)]
+        return self.outs
+
+    def charge(self, job: Job, edges: Sequence[Edge]) -> None:
+        """Take a credit on each edge for the next output, and hold the next item back for pinned readers."""
         for edge in edges:
             edge.take()
             if edge.pinned:
                 self.pins += 1
         job.charged = edges
-        if taken is not None:
-            job.gaps = taken.gaps
-            job.tickets = self._tickets(taken)
-            job.versions = self._versions_of(taken)
-        self._hand.append(job)
-        lane.busy += 1
-        self.counters.started += 1
-        self._launch(job)
-        return True
 
-    def _unreached(self, taken: Taken) -> bool:
+    def uncharge(self, edges: Sequence[Edge]) -> None:
+        """Nothing came of it."""
+        for edge in edges:
+            edge.untake()
+            if edge.pinned:
+                self.unpin()
+
+    def unpin(self) -> None:
+        """One reader of this writer's last item has launched, or will not."""
+        self.pins -= 1
+        if self.pins == 0:
+            for edge in self.pinned_behind:
+                edge.producer.unpin()
+            self.pinned_behind.clear()
+        self.wake()
+
+    def _awaits(self, taken: Taken) -> bool:
+        """Whether an input's fence is still to be reached, which the host must wait for."""
         for _, item in taken.parts:
             if not item.fence.reached:
-                item.fence.when_reached(self.wake)
+                if item is not self._awaited:
+                    self._awaited = item
+                    item.fence.when_reached(self.wake)
                 return True
         return False
 
     def _free_lane(self) -> Lane | None:
         """The next lane in turn that has room and an open gate."""
-        count = len(self.lanes)
+        lanes = self.lanes
+        count = len(lanes)
+        if count == 1:
+            lane = lanes[0]
+            return lane if lane.gate is None or lane.gate.open else None
         for offset in range(count):
-            lane = self.lanes[(self._next_lane + offset) % count]
+            lane = lanes[(self._next_lane + offset) % count]
             if lane.busy < lane.in_flight and (lane.gate is None or lane.gate.open):
-                self._next_lane = (self._next_lane + offset + 1) % count
                 return lane
         return None
-
-    @staticmethod
-    def _tickets(taken: Taken) -> tuple[Any, ...]:
-        if len(taken.parts) == 1:
-            return taken.parts[0][1].tickets
-        return tuple(ticket for _, item in taken.parts for ticket in item.tickets)
-
-    @staticmethod
-    def _versions_of(taken: Taken) -> dict[str, Version] | None:
-        """Versions its inputs carry; of several the oldest."""
-        merged: dict[str, Version] | None = None
-        for _, item in taken.parts:
-            if item.versions:
-                merged = {} if merged is None else merged
-                for name, version in item.versions.items():
-                    if name not in merged or version.step < merged[name].step:
-                        merged[name] = version
-        return merged
-
-    # Launch ----------------------------------------------------------------------------------------
-
-    def _launch(self, job: Job) -> None:
-        """Submit one call of stage code. Credits are taken and leases are free."""
-        lane = job.lane
-        assert lane is not None
-        waits: list[Mark] = []
-        if not self.on_host:
-            for _, item in job.parts:
-                if item.fence.mark is not None and not item.fence.reached:
-                    waits.append(item.fence.mark)  # type: ignore[arg-type]
-        if lane.leases:
-            waits.extend(lane.leases.take())
-            job.versions = {**(job.versions or {}), **lane.leases.versions()}
-        context = None
-        if lane._wants_context:
-            context = job.generator_context if job.generator_context is not None else lane.context(job.seq)
-            if lane.generates:
-                job.generator_context = context
-        job.launching = True
-        job.unreached += 1
-        fence = job.fence = Fence()
-        if lane.gate is not None and lane.enqueue is None:
-            lane.gate.enter(lane, job.seq)
-        self.engine.in_hand += 1
-        doing = f"item {job.seq}" if job.seq is not None else "an item"
-
-        def returned(launched: Launched | None, error: BaseException | None) -> None:
-            self._returned(job, fence, launched, error)
-
-        if lane.is_async:
-            lane.launcher.submit(doing, lambda: lane.launch_async(job, context), returned)
-        else:
-            lane.launcher.submit(doing, lambda: lane.launch(job, waits, context), returned)
-
-    def _returned(self, job: Job, fence: Fence, launched: Launched | None, error: BaseException | None) -> None:
-        """Stage code came back (on the loop)."""
-        lane = job.lane
-        assert lane is not None
-        engine = self.engine
-        job.launching = False
-        engine.in_hand -= 1
-        engine.progress += 1
-        if launched is None:  # not stage code's fault: the device, or the engine
-            self._device_fault(lane, job, error)
-            return
-        fence.mark = launched.mark
-        if lane.leases:
-            lane.leases.give_back(launched.mark)
-        self.counters.host_seconds += launched.seconds
-        if launched.error is None and launched.value is not END and not job.returned:
-            for shared in self.writes:
-                shared.step = job.seq + 1 if job.seq is not None else shared.step + 1
-            if self.writes and job.versions is not None:
-                job.versions = {**job.versions, **{shared.name: shared.version for shared in self.writes}}
-        context = launched.context
-
-        if launched.mark.passed():
-            self._reached(job, fence, context)
-        else:
-            engine.in_hand += 1
-
-            def passed(_: Any, fault: BaseException | None) -> None:
-                engine.in_hand -= 1
-                engine.progress += 1
-                if fault is not None:
-                    self._device_fault(lane, job, fault)
-                else:
-                    self._reached(job, fence, context)
-
-            lane.watcher.watch(f"the fence of item {job.seq}", launched.mark, passed)
-        self._took(job, fence, launched)
-        self.wake()
-
-    def _took(self, job: Job, fence: Fence, launched: Launched) -> None:
-        """What a launch that returned means for its job: outputs, a gap, a retry, the end, a fault."""
-        value = launched.value
-        if launched.error is not None:
-            self._raised(job, fence, launched.error)
-        elif value is END:
-            if self._source:
-                self._exhausted = True
-                if job.seq is not None:
-                    self._next -= 1
-            self._uncharge(job)
-            job.returned = True
-        elif isinstance(value, Failed):
-            self._raised(job, fence, value.error, record=value.record)
-        elif isinstance(value, Scatter):
-            self._scattered(job, fence, value)
-        else:
-            self._made(job, fence, value, job.seq)
-            job.returned = not (self._flat or self._source)
-        if not job.retry:
-            self._unpin(job)
-
-    def _made(self, job: Job, fence: Fence, value: Any, seq: int | None) -> None:
-        self.counters.made += 1
-        charged, job.charged = job.charged, ()
-        if value is DROP:
-            self._gap(job, charged, seq)
-            return
-        port = None
-        if isinstance(value, Port):
-            port, value = value.name, value.value
-        if self.answers:
-            self.engine.answer(job.tickets, value, fence)
-        if not self.outs:
-            return
-        job.outputs.append(
-            Output(
-                value=value,
-                fence=fence,
-                charged=charged,
-                seq=seq,
-                port=port,
-                versions=job.versions,
-                tickets=job.tickets,
-            )
-        )
-
-    def _gap(self, job: Job, charged: tuple[Edge, ...], seq: int | None) -> None:
-        self.counters.dropped += 1
-        if self.feeds_answer:
-            self.engine.drop(job.tickets, self.name)
-        job.outputs.append(Output(live=False, fence=job.fence, charged=charged, seq=seq))
-
-    def _scattered(self, job: Job, fence: Fence, scatter: Scatter[Any]) -> None:
-        """One value a member: each goes on with its member's number, gaps between them too."""
-        if len(scatter.values) != len(job.parts):
-            self._fail(
-                StageError(
-                    f"returned a Scatter of {len(scatter.values)} values for {len(job.parts)} members",
-                    stage=self.name,
-                    sequence=job.seq,
-                )
-            )
-            return
-        job.returned = True
-        self.counters.made += len(scatter.values)
-        members: list[Output] = [Output(live=False, fence=fence, seq=seq) for seq in job.gaps]
-        for value, (edge, item) in zip(scatter.values, job.parts, strict=True):
-            live = value is not DROP
-            members.append(
-                Output(
-                    value=value if live else None,
-                    live=live,
-                    fence=fence,
-                    seq=self.engine.number_on(edge, item),
-                    versions=job.versions,
-                    tickets=item.tickets,
-                )
-            )
-            if not live and self.feeds_answer:
-                self.engine.drop(item.tickets, self.name)
-            elif live and self.answers:
-                self.engine.answer(item.tickets, value, fence)
-        members.sort(key=lambda output: output.seq or 0)
-        if self.outs:
-            job.pending.extend(members)
-            self._uncharge_unless_needed(job)
-        else:
-            self._uncharge(job)
-
-    def _uncharge_unless_needed(self, job: Job) -> None:
-        """The credit taken at the start serves the first live member."""
-        for output in job.pending:
-            if output.live:
-                output.charged, job.charged = job.charged, ()
-                break
-        self._uncharge(job)
-
-    def _uncharge(self, job: Job) -> None:
-        for edge in job.charged:
-            edge.untake()
-        job.charged = ()
-
-    # Errors ----------------------------------------------------------------------------------------
-
-    def _raised(self, job: Job, fence: Fence, error: Exception, record: object = None) -> None:
-        """Stage code raised: skip, retry or stop (axiom 7.1). Nothing was handed over yet."""
-        policy = self.on_error
-        job.failures += 1
-        if policy is not None and policy.retry is not None and self.retriable and not self._flat:
-            if job.failures <= policy.retry:
-                self.counters.retries += 1
-                self.engine.note("retry", self.name, sequence=job.seq, attempt=job.failures, error=error)
-                job.retry = True
-                self._retrying += 1
-                # Once its fence is reached: what it enqueued may still write where the next call writes.
-                fence.when_reached(lambda: self._again(job))
-                return
-        elif policy is not None and policy.skip is not None and self._skipped < policy.skip:
-            self._skipped += 1
-            self.engine.dead_letter(self.name, job.seq, error, record if record is not None else job.value)
-            charged, job.charged = job.charged, ()
-            job.generator = None if not self._source else job.generator
-            if self._flat:
-                for edge in charged:
-                    edge.untake()
-                if self.feeds_answer:
-                    self.engine.drop(job.tickets, self.name)
-                self.counters.dropped += 1
-            else:
-                self._gap(job, charged, job.seq)
-            if not self._source:
-                job.returned = True
-            return
-        self._fail(self._stage_error(job, error))
-
-    def _again(self, job: Job) -> None:
-        job.retry_due = True
-        self.wake()
-
-    def _stage_error(self, job: Job, error: BaseException) -> StageError:
-        budget = ""
-        if self.on_error is not None and self.on_error.skip is not None:
-            budget = f" (the budget of {self.on_error.skip} skipped items is used up)"
-        elif self.on_error is not None and self.on_error.retry is not None:
-            budget = f" (tried {job.failures} times)"
-        text = str(error) or type(error).__name__
-        wrapped = StageError(f"{type(error).__name__}: {text}{budget}", stage=self.name, sequence=job.seq)
-        wrapped.__cause__ = error
-        return wrapped
-
-    def _fail(self, error: BaseException) -> None:
-        self.engine.fail(error)
-
-    def _device_fault(self, lane: Lane, job: Job, error: BaseException | None) -> None:
-        fault = DeviceError(
-            f"device {lane.device.name!r} reported a fault while the host awaited stage {self.name!r}, "
-            f"item {job.seq}; a device reports late, so the culprit may be another stage: {error}"
-        )
-        fault.__cause__ = error
-        self._fail(fault)
-
-    # Production: steps of generators, members of a scatter -----------------------------------------
-
-    def _produce(self) -> bool:
-        """Go on with jobs in hand that need a credit, a gate or a lease for their next output."""
-        if self._single and not self._source and not self._retrying:
-            return False
-        moved = False
-        for index, job in enumerate(self._hand):
-            if job.pending:
-                moved = self._release_members(job, index) or moved
-            elif not job.returned and not job.launching and self._may_step(job, index):
-                moved = True
-                if job.retry:
-                    job.retry = job.retry_due = False
-                    self._retrying -= 1
-                self._launch(job)
-        return moved
-
-    def _release_members(self, job: Job, index: int) -> bool:
-        moved = False
-        while job.pending:
-            output = job.pending[0]
-            if output.live and not output.charged:
-                edges = tuple(edge for edge in self.outs if edge.selects(output.seq or 0))
-                if not all(edge.admits(self._kept_behind(edge, index)) for edge in edges):
-                    return moved
-                for edge in edges:
-                    edge.take()
-                output.charged = edges
-            job.outputs.append(job.pending.popleft())
-            moved = True
-        return moved
-
-    def _kept_behind(self, edge: Edge, index: int) -> int | None:
-        if index != 0:
-            return None
-        return sum(job.kept() for job in list(self._hand)[1:])
-
-    def _may_step(self, job: Job, index: int) -> bool:
-        """Whether the next launch of a job in hand may go, taking its credits if so."""
-        if not (self._flat or self._source or job.retry_due) or not self.engine.admitting:
-            return False
-        lane = job.lane
-        assert lane is not None
-        if lane.gate is not None and not lane.gate.open:
-            return False
-        if self._source and not job.retry:
-            return self._may_step_source(job, lane)
-        if not job.charged and not job.retry:
-            if not all(edge.admits(self._kept_behind(edge, index)) for edge in self.outs):
-                return False
-            if lane.leases and lane.leases.blocker() is not None:
-                return False
-            for edge in self.outs:
-                edge.take()
-            job.charged = tuple(self.outs)
-            return True
-        return not (lane.leases and lane.leases.blocker() is not None)
-
-    def _may_step_source(self, job: Job, lane: Lane) -> bool:
-        if self.ending or self._sated or not self.engine.sources_open:
-            self._end_source(job)
-            return False
-        if job.outputs:  # it makes one at a time; the last one has not left yet
-            return False
-        seq = self._next if self.ordered else None
-        edges = tuple(self.outs) if seq is None else tuple(e for e in self.outs if e.selects(seq))
-        if not all(edge.admits() for edge in edges):
-            return False
-        if lane.leases and lane.leases.blocker() is not None:
-            return False
-        for edge in edges:
-            edge.take()
-        job.charged = edges
-        job.seq = seq
-        self._next += 1
-        self.counters.started += 1
-        return True
-
-    def _end_source(self, job: Job) -> None:
-        """A drain ends sources where they stand: their generator is closed on its own lane."""
-        self._exhausted = True
-        job.returned = True
-        lane = job.lane
-        assert lane is not None
-        close = lane.close_generator(job)
-        if close is not None:
-            self.engine.in_hand += 1
-            job.unreached += 1
-
-            def closed(_: Any, error: BaseException | None) -> None:
-                self.engine.in_hand -= 1
-                job.unreached -= 1
-                if isinstance(error, Exception):
-                    self._fail(self._stage_error(job, error))
-                self._over(job)
-                self.wake()
-
-            lane.launcher.submit("its end", close, closed)
-
-    # Hand-over and retirement ----------------------------------------------------------------------
-
-    def _emit(self) -> bool:
-        """Hand over what is ready: in order (axiom 1.3), or as fences are reached."""
-        moved = False
-        hand = self._hand
-        if self.ordered:
-            while hand:
-                job = hand[0]
-                while job.outputs:
-                    self._hand_over(job.outputs.popleft())
-                    moved = True
-                if not job.returned or job.pending:
-                    break
-                hand.popleft()
-                self._over(job)
-                moved = True
-            return moved
-        for job in list(hand):
-            while job.outputs and (job.outputs[0].fence.reached or not job.outputs[0].live):
-                self._hand_over(job.outputs.popleft())
-                moved = True
-            if job.returned and not job.outputs and not job.pending and job.unreached == 0:
-                hand.remove(job)
-                self._over(job)
-                moved = True
-        return moved
-
-    def _hand_over(self, output: Output) -> None:
-        seq = output.seq
-        if seq is None:
-            seq = self._next
-            self._next += 1
-        if not output.live:
-            for edge in self.outs:
-                charged = edge in output.charged
-                edge.put(seq, None, charged)
-                if edge.pinned and charged:
-                    self.unpin()
-            return
-        item = Item(
-            seq,
-            output.value,
-            output.fence,
-            port=output.port,
-            versions=output.versions,
-            tickets=output.tickets,
-        )
-        item.holds = 1  # its own fence's
-        for edge in self.outs:
-            charged = edge in output.charged
-            if not edge.put(seq, item, charged) and edge.pinned and charged:
-                self.unpin()
-        output.fence.when_reached(lambda: self._let_go(item))
-        output.value = None
-
-    def _reached(self, job: Job, fence: Fence, context: Context | None) -> None:
-        """The host knows that a launch's device work is done."""
-        lane = job.lane
-        if lane is not None and lane.gate is not None and lane.enqueue is None:
-            lane.gate.leave(lane, job.seq)
-        job.unreached -= 1
-        if context is not None:
-            self.engine.logged(self, job.seq, context)
-        fence.reach()
-        self._over(job)
-        self.wake()
-
-    def _over(self, job: Job) -> None:
-        """Retire the job's inputs once it returned and all its fences are reached."""
-        if job.retired or not job.over or job.retry:
-            return
-        job.retired = True
-        self.counters.done += 1
-        self.counters.latency += time.perf_counter() - job.started
-        for edge, item in job.parts:
-            self._retire_input(edge, item)
-        job.parts = []
-        job.value = None
-        job.generator = None
-        job.generator_context = None
-        if job.lane is not None:
-            job.lane.busy -= 1
-        self.wake()
-
-    def _retire_input(self, edge: Edge, item: Item) -> None:
-        edge.give_back(item)
-        if edge.consumer.answers and item.tickets:
-            item.given_away = True
-        self._let_go(item)
-
-    def retire(self, edge: Edge, item: Item) -> None:
-        """An item that no job of this stage will use leaves once its own fence is reached."""
-        if self.feeds_answer:
-            self.engine.drop(item.tickets, self.name)
-        if edge.pinned:
-            edge.producer.unpin()
-        item.fence.when_reached(lambda: self._retire_input(edge, item))
-
-    def _let_go(self, item: Item) -> None:
-        item.holds -= 1
-        if item.holds == 0:
-            value, item.value = item.value, None
-            if not item.given_away:
-                self.engine.retired(value)
-
-    def _unpin(self, job: Job) -> None:
-        """It has launched: its writer may go on (axiom 3.4)."""
-        if job.unpinned:
-            return
-        job.unpinned = True
-        for edge, _ in job.parts:
-            if edge.pinned:
-                edge.producer.unpin()
-
-    def unpin(self) -> None:
-        """One reader of this writer's last item has launched, or will not."""
-        self.pins -= 1
-        self.wake()
 
     def buffers(self, item: Item) -> Sequence[Buffer]:
         """The storages of an item, for an edge with a byte budget."""
@@ -733,93 +403,34 @@ class Runner:
 
     # The end ---------------------------------------------------------------------------------------
 
-    def _try_close(self) -> None:
+    def try_close(self) -> None:
         """When nothing is left and nothing will come: `finish` on every lane, then tell the consumers."""
-        if self._hand or self._finishing or self.closed or not self.engine.admitting:
+        if self.hand or self.finishing or self.closed or not self.engine.admitting:
             return
-        if self.inputs is not None and not self.inputs.ended():
-            return
-        if self.inputs is None and not self._exhausted:
-            if not (self.ending or self._sated or self.engine.sources_ended):
+        if self.inputs is not None:
+            if not self.inputs.ended():
                 return
-            self._exhausted = True
-        if any(lane.busy for lane in self.lanes):
-            return
-        if not self._finished:
-            self._finish()
-            return
-        self.close()
+        elif not self.exhausted:
+            if not (self.ending or self.engine.sources_ended):
+                return
+            self.exhausted = True
+        for lane in self.lanes:
+            if lane.busy:
+                return
+        if not self.finished:
+            finishing.finish(self)
+        if self.finished:
+            self.close()
 
     def close(self) -> None:
         """Nothing more will leave."""
         self.closed = True
+        self.stop_waiting()
         for edge in self.outs:
             edge.closed = True
             edge.consumer.wake()
+        self.wake()
         self.engine.node_closed(self)
-
-    def _finish(self) -> None:
-        lanes = [lane for lane in self.lanes if lane.has_finish]
-        if not lanes:
-            self._finished = True
-            self.wake()
-            return
-        if any(lane.gate is not None and not lane.gate.open for lane in lanes) or any(
-            lane.leases and lane.leases.blocker() is not None for lane in lanes
-        ):
-            return  # a gate that opens, or a lease that is given back, wakes this node
-        for lane in lanes:
-            self._finishing += 1
-            self._finish_lane(lane)
-
-    def _finish_lane(self, lane: Lane) -> None:
-        waits = lane.leases.take() if lane.leases else []
-        if lane.gate is not None:
-            lane.gate.enter(lane, None)
-        context = lane.context(None)
-        self.engine.in_hand += 1
-
-        def run() -> Launched:
-            for mark in waits:
-                lane.stream.wait(mark)
-            return lane.hook(lane.stage.finish, context)
-
-        def returned(launched: Launched | None, error: BaseException | None) -> None:
-            self.engine.in_hand -= 1
-            self.engine.progress += 1
-            job = Job(lane, None, None, 0.0)
-            if launched is None:
-                self._device_fault(lane, job, error)
-                return
-            if lane.leases:
-                lane.leases.give_back(launched.mark)
-            if launched.error is not None:
-                error = StageError(
-                    f"in finish: {type(launched.error).__name__}: {launched.error}", stage=self.name
-                )
-                error.__cause__ = launched.error
-                self._fail(error)
-                return
-            self.engine.in_hand += 1
-            if launched.mark.passed():
-                passed(None, None)
-            else:
-                lane.watcher.watch("the fence of its finish", launched.mark, passed)
-
-        def passed(_: Any, fault: BaseException | None) -> None:
-            self.engine.in_hand -= 1
-            if fault is not None:
-                self._device_fault(lane, Job(lane, None, None, 0.0), fault)
-                return
-            if lane.gate is not None:
-                lane.gate.leave(lane, None)
-            self.engine.logged(self, None, context)
-            self._finishing -= 1
-            if self._finishing == 0:
-                self._finished = True
-            self.wake()
-
-        lane.hook_launcher.submit("its finish", run, returned)
 
     # What it waits for -----------------------------------------------------------------------------
 
@@ -827,23 +438,29 @@ class Runner:
         """For a stall report: the first thing it lacks, in words."""
         if self.closed:
             return "ended"
+        for job in self.hand:
+            if job.launching:
+                return f"its own code, on item {job.number}"
+        if self.finishing:
+            return "its own code, in finish"
         if self.pins:
             return "readers of its last version, which have not launched"
-        for job in self._hand:
-            if job.launching:
-                return f"its own code, on item {job.seq}"
-        blocked = [edge for edge in self.outs if not edge.admits()]
-        if blocked:
-            edge = blocked[0]
-            return (
-                f"a credit on {edge} ({edge.credits} of {edge.items_limit} out, {edge.queued} queued, "
-                f"{edge.bytes_live} bytes)"
-            )
+        for edge in self.outs:
+            if not edge.admits():
+                return (
+                    f"a credit on {edge} ({edge.credits} of {edge.items_limit} out, {edge.queued} queued, "
+                    f"{edge.gathered} gathered, {edge.bytes_live} bytes)"
+                )
         for lane in self.lanes:
             if lane.gate is not None and not lane.gate.open:
                 return f"the gate of {lane.device.name}, which a barrier holds closed"
-            if lane.leases and (instance := lane.leases.blocker()) is not None:
+            if lane.leases and (instance := lane.leases.blocked_by()) is not None:
                 return f"a lease of resource {instance.shared.name}"
         if self.inputs is not None and not self.inputs.ended():
             return self.inputs.waits_for()
-        return "its own end"
+        if any(lane.busy for lane in self.lanes):
+            return "the fences of its last items"
+        return "its caller" if self.inputs is None and not self.engine.sources_open else "its own end"
+
+    def __repr__(self) -> str:
+        return f"Runner({self.name})"

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import aclosing
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -201,45 +202,16 @@ def _from_function(f: Callable[..., Any], traits: dict[str, Any]) -> type[Stage[
     config = msgspec.defstruct("Config", fields, bases=(Config,), frozen=True, kw_only=True)
     names = [p.name for p in options]
     wants_context = "ctx" in signature.parameters
-    generates = inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f)
     has_item = any(p.name != "ctx" and p.kind is not p.KEYWORD_ONLY for p in signature.parameters.values())
 
-    # `run` must be of the very kind that `f` is (generator, coroutine, ..), so it is f itself with the
-    # options bound: one instance is one lane, and options never change.
     def options_of(self: Stage[Any, Any]) -> dict[str, Any]:
-        return {name: getattr(self.config, name) for name in names}
+        """Once an instance: its configuration never changes."""
+        found = self.__dict__.get("_options")
+        if found is None:
+            found = self.__dict__["_options"] = {name: getattr(self.config, name) for name in names}
+        return found
 
-    def call(self: Stage[Any, Any], args: tuple[Any, ...], ctx: Any) -> Any:
-        return f(*args, **options_of(self), **({"ctx": ctx} if wants_context else {}))
-
-    if has_item and inspect.isasyncgenfunction(f):
-
-        async def run(self, item, ctx):  # pyright: ignore
-            async for out in call(self, (item,), ctx):
-                yield out
-    elif has_item and generates:
-
-        def run(self, item, ctx):  # pyright: ignore
-            yield from call(self, (item,), ctx)
-    elif has_item and inspect.iscoroutinefunction(f):
-
-        async def run(self, item, ctx):  # pyright: ignore
-            return await call(self, (item,), ctx)
-    elif has_item:
-
-        def run(self, item, ctx):  # pyright: ignore
-            return call(self, (item,), ctx)
-    elif inspect.isasyncgenfunction(f):
-
-        async def run(self, ctx):  # pyright: ignore
-            async for out in call(self, (), ctx):
-                yield out
-    elif generates:
-
-        def run(self, ctx):  # pyright: ignore
-            yield from call(self, (), ctx)
-    else:
-        raise TypeError(f"stage {f.__qualname__} takes no item, so it is a source and must yield")
+    run = _method(f, options_of, has_item=has_item, wants_context=wants_context)
     hints = {
         ("item" if name != "return" else name): hint
         for name, hint in _hints(f).items()
@@ -248,6 +220,48 @@ def _from_function(f: Callable[..., Any], traits: dict[str, Any]) -> type[Stage[
     run.__annotations__ = hints
     body = {"Config": config, "run": run, "__doc__": f.__doc__, "__module__": f.__module__, **traits}
     return type(f.__name__, (Stage,), body)
+
+
+def _method(
+    f: Callable[..., Any],
+    options_of: Callable[[Any], dict[str, Any]],
+    *,
+    has_item: bool,
+    wants_context: bool,
+) -> Any:
+    """A `run` of the very kind that `f` is (generator, coroutine, ..), with the options bound and a `ctx`
+    only where `f` has one: the engine makes none for stages that do not ask."""
+
+    def call(self: Any, *args: Any) -> Any:
+        if wants_context:
+            return f(*args[:-1], **options_of(self), ctx=args[-1])
+        return f(*args, **options_of(self))
+
+    async def agen(self: Any, *args: Any) -> Any:
+        async with aclosing(call(self, *args)) as outputs:
+            async for out in outputs:
+                yield out
+
+    def gen(self: Any, *args: Any) -> Any:
+        yield from call(self, *args)
+
+    async def coro(self: Any, *args: Any) -> Any:
+        if wants_context:
+            return await f(*args[:-1], **options_of(self), ctx=args[-1])
+        return await f(*args, **options_of(self))
+
+    if inspect.isasyncgenfunction(f):
+        run: Any = agen
+    elif inspect.isgeneratorfunction(f):
+        run = gen
+    elif not has_item:
+        raise TypeError(f"stage {f.__qualname__} takes no item, so it is a source and must yield")
+    else:
+        run = coro if inspect.iscoroutinefunction(f) else call
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parts = ("self", *(("item",) if has_item else ()), *(("ctx",) if wants_context else ()))
+    run.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in parts])
+    return run
 
 
 def _hints(f: Callable[..., Any]) -> dict[str, Any]:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeflow.cli.common import counted, pipeline_file, show, valid_overrides
+from pipeflow.cli.signals import Signals
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
-    from pipeflow.pipeline import Pipeline, Summary
+    from anyio.abc import TaskGroup
+
+    from pipeflow.observe.summary import Summary
+    from pipeflow.pipeline import Pipeline
 
 __all__ = ["command"]
+
+FORCED = 130
+"""The exit code after a second signal, as of a process that SIGINT ended."""
 
 
 @click.command("run", short_help="Run a pipeline.")
@@ -25,8 +33,12 @@ __all__ = ["command"]
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option("--run-dir", metavar="DIR", help="Where the run's files go; default runs/NAME-DATE-TIME.")
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json as the last line of stdout.")
-@click.option("--strict", is_flag=True, help="Fail on a warning of the check, and on a loss that is not finite.")
-@click.option("--debug-sync", is_flag=True, help="Wait for the device after every launch: slow, but a fault is pinned.")
+@click.option(
+    "--strict", is_flag=True, help="Fail on a warning of the check, and on a loss that is not finite."
+)
+@click.option(
+    "--debug-sync", is_flag=True, help="Wait for the device after every launch: slow, but a fault is pinned."
+)
 def command(
     file: str, overrides: tuple[str, ...], run_dir: str | None, as_json: bool, strict: bool, debug_sync: bool
 ) -> None:
@@ -40,22 +52,16 @@ def command(
     pipeflow run examples/dflash_tiny.yaml steps=50 --run-dir /tmp/tiny
     """
     path, given = pipeline_file(file), valid_overrides(overrides)
-    from pipeflow.check import check
-
-    report = check(path, given, here=True)
-    findings = report.diagnostics if strict else report.errors
-    if findings:
-        show(report.diagnostics, err=True)
-        click.echo(f"{file}: {counted(len(findings), 'finding')}; nothing was started", err=True)
-        if as_json:
-            click.echo(json.dumps({"status": "failed", "exit_code": 1, "findings": [f.as_dict() for f in findings]}))
-        sys.exit(1)
-    show(report.diagnostics, err=True)
-    sys.exit(_Session(path, given, run_dir, as_json, strict, debug_sync).run())
+    session = _Session(path, given, run_dir, as_json, strict, debug_sync)
+    with Signals(session.heard) as signals:
+        code = session.run(signals)
+    if code == FORCED:
+        session.leave()  # whatever threads or exit handlers are left do not hold a forced exit
+    sys.exit(code)
 
 
 class _Session:
-    """One call of the command: the loop, the signals, what is printed at the end."""
+    """One call of the command: the check, the loop, the signals, what is printed at the end."""
 
     def __init__(
         self, path: str, given: Any, run_dir: str | None, as_json: bool, strict: bool, debug_sync: bool
@@ -67,10 +73,23 @@ class _Session:
         self.strict = strict
         self.debug_sync = debug_sync
         self.pipeline: Pipeline | None = None
-        self.signals = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._views: TaskGroup | None = None
+        self._draining = False
+        self._over = False
+        self._deadline: threading.Timer | None = None
+        self._leaving = threading.Lock()
 
-    def run(self) -> int:
-        """Run on uvloop where it is installed; the exit code."""
+    def run(self, signals: Signals) -> int:
+        """Check, then run on uvloop where it is installed; the exit code."""
+        from pipeflow.check import check
+
+        report = check(self.path, self.given, here=True)
+        show(report.diagnostics, err=True)
+        findings = report.diagnostics if self.strict else report.errors
+        if findings:
+            _say(f"{self.path}: {counted(len(findings), 'finding')}; nothing was started")
+            return self._tell_json({"findings": [found.as_dict() for found in findings]}, 1)
         import asyncio
 
         try:
@@ -79,98 +98,161 @@ class _Session:
             factory: Any = uvloop.new_event_loop
         except ImportError:
             factory = None
-        with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(self._main())
+        try:
+            with asyncio.Runner(loop_factory=factory) as runner:
+                return runner.run(self._main(signals))
+        finally:
+            if self._deadline is not None:
+                self._deadline.cancel()
 
-    async def _main(self) -> int:
+    async def _main(self, signals: Signals) -> int:
         import asyncio
 
         import anyio
 
-        from pipeflow.errors import PipeflowError
-        from pipeflow.observe.view import show_progress
         from pipeflow.pipeline import open_pipeline
 
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled, loop)
+        signals.take_over()
+        self._loop = asyncio.get_running_loop()
         failure: Exception | None = None
-        summary: Summary | None = None
-        try:
-            async with anyio.create_task_group() as group:
-                try:
-                    async with open_pipeline(
-                        self.path,
-                        overrides=self.given,
-                        run_dir=self.run_dir,
-                        opening=self._opening,
-                        strict=self.strict,
-                        debug_sync=self.debug_sync,
-                    ) as pipeline:
-                        group.start_soon(show_progress, pipeline, pipeline.log_every)
-                        summary = await pipeline.run()
-                except Exception as error:
-                    failure = error
-                group.cancel_scope.cancel()
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-        if self.pipeline is not None:
-            summary = self.pipeline.summary()
-        return self._tell(summary, failure, PipeflowError)
-
-    # Signals ---------------------------------------------------------------------------------------
+        async with anyio.create_task_group() as self._views:
+            try:
+                async with open_pipeline(
+                    self.path,
+                    overrides=self.given,
+                    run_dir=self.run_dir,
+                    opening=self._opening,
+                    strict=self.strict,
+                    debug_sync=self.debug_sync,
+                ) as pipeline:
+                    await pipeline.run()
+            except Exception as error:
+                failure = error
+            self._over = True
+            self._views.cancel_scope.cancel()
+        return self._tell(failure)
 
     def _opening(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
-        click.echo(f"run folder: {pipeline.run_dir}", err=True)
-        if self.signals:
+        _say(f"run folder: {pipeline.run_dir}")
+        if self._views is not None:
+            self._views.start_soon(self._view, pipeline)
+        if self._draining:
             pipeline.drain()
 
-    def _signalled(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.signals += 1
-        if self.signals == 1:
-            click.echo("draining: sources end, what is in flows out; again to cancel", err=True)
-            if self.pipeline is not None:
-                self.pipeline.drain()
-        elif self.signals == 2 and self.pipeline is not None:
-            click.echo("cancelling; again to leave at once", err=True)
-            self.pipeline.cancel()
-            # Whatever holds the loop or a thread beyond the grace period does not hold the command.
-            loop.call_later(self.pipeline.grace + 0.5, self._abandon)
-        else:
-            self._abandon()
+    async def _view(self, pipeline: Pipeline) -> None:
+        from pipeflow.observe.view import show_progress
 
-    def _abandon(self) -> None:
-        click.echo("abandoned" + (f":\n{self.pipeline.why()}" if self.pipeline is not None else ""), err=True)
-        if self.pipeline is not None:
-            self.pipeline.abandon()
-        sys.stderr.flush()
-        sys.stdout.flush()
-        os._exit(130)
+        try:
+            await show_progress(pipeline, pipeline.log_every)
+        except Exception as error:  # no fault of what only looks on may end a training
+            _say(f"the view of the run ended: {type(error).__name__}: {error}")
+
+    # Signals ---------------------------------------------------------------------------------------
+
+    def heard(self, count: int) -> None:
+        """A signal, on the thread of `Signals`: the loop may be busy, so the last resort is here."""
+        if count == 1:
+            self._draining = True
+            self._on_loop(self._drain)
+            self._say_aside("draining: sources end, what is in flows out; again to cancel")
+        elif count == 2 and self.pipeline is not None:
+            # Whatever holds the loop or a thread beyond the grace period does not hold the command.
+            self._deadline = threading.Timer(self.pipeline.grace + 0.5, self.leave)
+            self._deadline.daemon = True
+            self._deadline.start()
+            self._on_loop(self._cancel)
+            self._say_aside("cancelling; again to leave at once")
+        else:
+            self.leave()
+
+    @staticmethod
+    def _say_aside(text: str) -> None:
+        """On a thread of its own: a stopped terminal must not keep the next signal from being heard."""
+        threading.Thread(target=_say, args=(text,), daemon=True).start()
+
+    def _on_loop(self, call: Callable[[], None]) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(call)
+
+    def _drain(self) -> None:
+        if self.pipeline is not None and not self._over:
+            self.pipeline.drain()
+
+    def _cancel(self) -> None:
+        if self.pipeline is not None and not self._over:
+            self.pipeline.cancel()
+
+    def leave(self) -> None:
+        """Exit 130 now, from any thread. What is told is told within a second, or not at all: a lock or a
+        full pipe may stand in its way."""
+        with self._leaving:
+            if not self._over:
+                last = threading.Thread(target=self._last_words, daemon=True)
+                last.start()
+                last.join(1.0)
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.flush()
+                sys.stdout.flush()
+            os._exit(FORCED)
+
+    def _last_words(self) -> None:
+        if sys.stderr.isatty():
+            _say("\x1b[?25h", nl=False)  # the live view hides the cursor
+        pipeline = self.pipeline
+        with contextlib.suppress(Exception):  # the loop may change what is read here
+            _say("abandoned" + (f":\n{pipeline.why()}" if pipeline is not None else ""))
+        if pipeline is not None:
+            with contextlib.suppress(Exception):
+                pipeline.abandon()
+        self._tell_json(pipeline.told if pipeline is not None else None, FORCED)
 
     # The end ---------------------------------------------------------------------------------------
 
-    def _tell(self, summary: Summary | None, failure: Exception | None, known: type[Exception]) -> int:
-        code = 0
+    def _tell(self, failure: Exception | None) -> int:
+        from pipeflow.errors import PipeflowError
+
+        summary = None
+        if self.pipeline is not None:
+            summary = self.pipeline.told or self.pipeline.summary()
+        code = 0 if failure is None else 1
+        if failure is not None and summary is not None and summary["exit_code"] == FORCED:
+            code = FORCED
+        text = None
         if failure is not None:
-            code = 130 if summary is not None and summary["exit_code"] == 130 else 1
-            text = str(failure) if isinstance(failure, (known, OSError)) else f"{type(failure).__name__}: {failure}"
-            click.echo(f"pipeflow: {text}", err=True)
+            known = isinstance(failure, (PipeflowError, OSError))
+            text = str(failure) if known else f"{type(failure).__name__}: {failure}"
+            _say(f"pipeflow: {text}")
             for note in getattr(failure, "__notes__", ()):
-                click.echo(f"  {note}", err=True)
-            cause = failure.__cause__
-            if cause is not None and not isinstance(cause, known):
+                _say(f"  {note}")
+            unforeseen = failure.__cause__ if known else failure
+            told = isinstance(unforeseen, PipeflowError) or isinstance(failure, OSError)
+            if unforeseen is not None and not told:
                 import traceback
 
-                click.echo("".join(traceback.format_exception(cause)), err=True)
-        if summary is not None:
-            summary["exit_code"] = code
-            if not self.as_json:
-                click.echo(_text(summary, str(self.pipeline.run_dir) if self.pipeline else ""))
+                _say("".join(traceback.format_exception(unforeseen)))
+        if summary is not None and not self.as_json:
+            click.echo(_text(summary, str(self.pipeline.run_dir) if self.pipeline else ""))
+        return self._tell_json(summary or {"error": text}, code)
+
+    def _tell_json(self, summary: Summary | None, code: int) -> int:
+        """The last line of stdout under `--json`: every key of the contract, null where nothing is known."""
         if self.as_json:
-            click.echo(json.dumps(summary or {"status": "failed", "exit_code": code, "error": str(failure)}, default=str))
+            from pipeflow.observe.folder import strict_json
+            from pipeflow.observe.summary import SUMMARY_KEYS
+
+            told: Summary = {**dict.fromkeys(SUMMARY_KEYS), **(summary or {})}
+            if told["exit_code"] != code:  # nothing was written, or not what came to pass since
+                told |= {"status": "forced" if code == FORCED else "failed", "exit_code": code}
+            click.echo(strict_json(told))
         return code
+
+
+def _say(text: str, *, nl: bool = True) -> None:
+    """To stderr. A closed one must not end a run."""
+    with contextlib.suppress(OSError, ValueError):
+        click.echo(text, err=True, nl=nl)
 
 
 def _text(summary: Summary, folder: str) -> str:
@@ -182,15 +264,19 @@ def _text(summary: Summary, folder: str) -> str:
         lines.append(f"  loss       {summary['loss_first']:.3f} -> {summary['loss_last']:.3f}")
     if summary["tau_end"] is not None:
         start, constant = summary["tau_start"] or 0.0, summary["tau_constant"] or 0.0
-        lines.append(f"  tau        {start:.3f} -> {summary['tau_end']:.3f} (best fixed draft {constant:.3f})")
+        lines.append(
+            f"  tau        {start:.3f} -> {summary['tau_end']:.3f} (best fixed draft {constant:.3f})"
+        )
     if summary["tau_decode"] is not None:
         plain, drafted = summary["plain_tokens_per_s"], summary["decode_tokens_per_s"]
         same = "the same tokens" if summary["lossless"] else "OTHER TOKENS"
         lines.append(
-            f"  decoding   tau {summary['tau_decode']:.3f}: {drafted:,.0f} against {plain:,.0f} tokens a second, "
-            f"{drafted / plain:.2f} times, {same}"
+            f"  decoding   tau {summary['tau_decode']:.3f}: {drafted:,.0f} against {plain:,.0f} "
+            f"tokens a second, {drafted / plain:.2f} times, {same}"
         )
     if summary["skipped"]:
-        lines.append("  skipped    " + ", ".join(f"{name} {count}" for name, count in summary["skipped"].items()))
+        lines.append(
+            "  skipped    " + ", ".join(f"{name} {count}" for name, count in summary["skipped"].items())
+        )
     lines.append(f"  files in   {folder}")
     return "\n".join(lines)

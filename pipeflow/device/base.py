@@ -83,6 +83,8 @@ class Device(Protocol):
     """As torch says it: `cpu`, `cuda:0`."""
     place: str
     """Where its memory is: devices of one place need no copy between them."""
+    copies_out: bool
+    """Whether `hand_out` gives anything but the value itself."""
 
     def stream(self, name: str) -> Stream:
         """A new stream; made at load, never during a run."""
@@ -94,6 +96,11 @@ class Device(Protocol):
 
     def buffers(self, value: Any) -> list[Buffer]:
         """The distinct storages in a value."""
+        ...
+
+    def hand_out(self, value: Any, given: Any) -> Any:
+        """A job's result as it leaves the lane, just before its mark: the value itself, but on a test
+        device, where what the engine passes on is memory of its own. `given`: what the job was lent."""
         ...
 
     def copy(self, value: Any, to: Device, stream: Stream) -> Any:
@@ -173,7 +180,9 @@ def map_tensors(value: Any, change: Any) -> Any:
         if hasattr(x, "__struct_fields__"):
             import msgspec
 
-            return msgspec.structs.replace(x, **{name: walk(getattr(x, name)) for name in x.__struct_fields__})
+            return msgspec.structs.replace(
+                x, **{name: walk(getattr(x, name)) for name in x.__struct_fields__}
+            )
         if dataclasses.is_dataclass(x) and not isinstance(x, type):
             return dataclasses.replace(
                 x, **{field.name: walk(getattr(x, field.name)) for field in dataclasses.fields(x)}

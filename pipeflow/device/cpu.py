@@ -52,6 +52,7 @@ class Cpu:
         self.name = name
         self.torch_name = "cpu"
         self.place = "cpu"
+        self.copies_out = False
         self._releases = 0
 
     def stream(self, name: str) -> Stream:
@@ -62,6 +63,9 @@ class Cpu:
 
     def buffers(self, value: Any) -> list[Buffer]:
         return buffers_of(value)
+
+    def hand_out(self, value: Any, given: Any) -> Any:
+        return value
 
     def copy(self, value: Any, to: Device, stream: Stream) -> Any:
         import torch

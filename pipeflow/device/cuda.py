@@ -109,6 +109,7 @@ class Cuda:
         if index >= count:
             raise DeviceError(f"device {name!r} does not exist: this machine has {count} GPUs")
         self._device = torch.device("cuda", index)
+        self.copies_out = False
         self._releases = 0
         self._lock = threading.Lock()
         with torch.cuda.device(self._device):
@@ -131,6 +132,9 @@ class Cuda:
         from pipeflow.device.cpu import buffers_of
 
         return buffers_of(value)
+
+    def hand_out(self, value: Any, given: Any) -> Any:
+        return value
 
     def copy(self, value: Any, to: Device, stream: Stream) -> Any:
         """Into fresh memory of the other place: pinned memory for the host, so that the copy is asynchronous."""

@@ -1,72 +1,156 @@
-"""The run folder: what a run leaves behind. Lines are flushed as they come; whole files appear whole."""
+"""The run folder: what a run leaves behind. Lines are written as they come; whole files appear whole."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import os
 import time
-from typing import IO, TYPE_CHECKING, Any
+import uuid
+from pathlib import Path
+from typing import Any, cast
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from pipeflow.errors import PipeflowError
 
-__all__ = ["RunFolder", "write_whole"]
+__all__ = ["FolderError", "RunFolder", "default_run_dir", "strict_json", "write_whole"]
+
+
+class FolderError(PipeflowError, OSError):
+    """A file of the run folder cannot be written: which, why, and what to do. `errno` is the system's."""
+
+    def __init__(self, path: Path, cause: OSError) -> None:
+        if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            text = (
+                f"no space left on the disk. Free some under {path.parent}, or take another place (--run-dir)"
+            )
+        else:
+            text = (
+                f"cannot be written: {cause.strerror or cause}. Check the folder, or take another (--run-dir)"
+            )
+        super().__init__(f"{path}: {text}")
+        self.errno = cause.errno
+
+    def __str__(self) -> str:  # OSError would show its own two fields
+        return str(self.args[0])
+
+
+def default_run_dir(name: str, base: Path | None = None) -> Path:
+    """`runs/NAME-YYYYmmdd-HHMMSS` below the working folder; a number is added where that is taken."""
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = (base or Path.cwd()) / "runs"
+    path = folder / stem
+    number = 1
+    while path.exists():
+        number += 1
+        path = folder / f"{stem}-{number}"
+    return path
 
 
 def write_whole(path: Path, text: str) -> None:
     """Write beside, fsync, rename: a reader sees the old file or the new one, never half of one.
 
-    Raises OSError (disk full, no permission) and then leaves the old file as it was.
+    Raises FolderError (disk full, no permission) and then leaves the old file as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.part")
     try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(beside, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise FolderError(path, error) from error
 
 
-def _json(value: dict[str, Any]) -> str:
+def _sync_folder(path: Path) -> None:
+    """So that a rename in it outlives a power cut."""
+    if os.name != "posix":
+        return  # other systems cannot open a folder, and order its names by themselves
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def strict_json(value: dict[str, Any], indent: int | None = None) -> str:
     """Strict JSON: NaN and infinities become null, what JSON lacks becomes text."""
     try:
-        return json.dumps(value, default=str, allow_nan=False)
+        return json.dumps(value, default=str, allow_nan=False, indent=indent)
     except ValueError:
-        return json.dumps(_finite(value), default=str)
+        return json.dumps(_finite(value), default=str, indent=indent)
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _finite(item) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [_finite(item) for item in cast("list[Any]", value)]
     return value
 
 
+class _Lines:
+    """A file that grows by whole lines. One that does not fit is taken back, so none is ever half there.
+
+    Straight to the system: a buffer above it would try its bytes again when it is closed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._size = os.fstat(self._descriptor).st_size
+
+    def add(self, line: str) -> None:
+        data = memoryview(line.encode() + b"\n")
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._descriptor, data[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += written
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
 class RunFolder:
-    """Files of one run. Each is opened when its first line comes."""
+    """Files of one run. Each is opened when its first line comes. FolderError where one cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._files: dict[str, IO[str]] = {}
+        self.fault: FolderError | None = None
+        """Why log.jsonl lacks a line. The log never stops a run on its way; whoever ends it asks here."""
+        self._files: dict[str, _Lines] = {}
+        self._closed = False
 
     def create(self) -> None:
-        """Make the folder; OSError if that is not possible."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Make the folder."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FolderError(self.path, error) from error
 
     def _line(self, name: str, values: dict[str, Any]) -> None:
-        if name not in self._files:
-            self._files[name] = open(self.path / name, "a", encoding="utf-8")  # noqa: SIM115
-        file = self._files[name]
-        file.write(_json(values) + "\n")
-        file.flush()
+        if self._closed:
+            return
+        try:
+            if name not in self._files:
+                self._files[name] = _Lines(self.path / name)
+            self._files[name].add(strict_json(values))
+        except OSError as error:
+            raise FolderError(self.path / name, error) from error
 
     def metric(self, line: dict[str, Any]) -> None:
         """A line of metrics.jsonl."""
@@ -77,7 +161,11 @@ class RunFolder:
         line: dict[str, Any] = {"time": time.time(), "event": event}
         if stage is not None:
             line["stage"] = stage
-        self._line("log.jsonl", line | values)
+        try:
+            self._line("log.jsonl", line | values)
+        except FolderError as error:
+            self.fault = self.fault or error
+            raise
 
     def dead_letter(self, stage: str, seq: int | None, error: Exception, record: object) -> None:
         """A line of dead_letter.jsonl: what was skipped, and why."""
@@ -91,9 +179,11 @@ class RunFolder:
 
     def summary(self, values: dict[str, Any]) -> None:
         """summary.json, whole."""
-        write_whole(self.path / "summary.json", json.dumps(_finite(values), default=str, indent=2) + "\n")
+        write_whole(self.path / "summary.json", strict_json(values, indent=2) + "\n")
 
     def close(self) -> None:
+        """No line is taken any more."""
+        self._closed = True
         for file in self._files.values():
             file.close()
         self._files.clear()

@@ -189,8 +189,13 @@ def _finish(folder: Path) -> None:
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
     for path in files:
         sync_path(path)
-    with write_atomically(folder / MARKER) as stream:
-        stream.write(json.dumps(sizes, indent=1).encode())
+    try:
+        with write_atomically(folder / MARKER) as stream:
+            stream.write(json.dumps(sizes, indent=1).encode())
+    except PipeflowError as error:
+        if isinstance(error.__cause__, OSError):  # to be told of the folder's own name, not of this one
+            raise error.__cause__ from None
+        raise
     sync_path(folder)
 
 

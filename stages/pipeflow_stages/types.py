@@ -80,7 +80,7 @@ class Packed(msgspec.Struct, frozen=True):
 
     anchors int64 [b, N], ascending, dead slots at the end; keep bool [b, N]; block_ids int64 [b, N, B]: the anchor's token, then masks;
     labels int64 [b, N, B]: token a+k; weights float32 [b, N, B]: m * w of the loss, 0 where not counted;
-    context_lengths int64 [b]; anchor_count is a host integer.
+    context_lengths int64 [b]; anchor_count and mask_token_id (of block_ids) are host integers.
     """
 
     features: Tensor
@@ -92,6 +92,7 @@ class Packed(msgspec.Struct, frozen=True):
     context_lengths: Tensor
     tokens: int
     anchor_count: int
+    mask_token_id: int
 
 
 class Step(msgspec.Struct, frozen=True):

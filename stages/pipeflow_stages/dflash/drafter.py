@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
+
 import pipeflow
 from pipeflow.errors import PipeflowError
-
 from pipeflow_stages.hf.causal_lm import CausalLM
 
 if TYPE_CHECKING:
@@ -42,13 +42,17 @@ class DrafterResource(pipeflow.Resource):
         target, options = ctx.read("target"), self.config
         if options.mask_token_id >= target.vocab_size:
             raise PipeflowError(
-                f"mask_token_id {options.mask_token_id} is out of range: {target.name!r} has {target.vocab_size} "
-                "token ids. Choose a reserved id that never occurs in the data"
+                f"mask_token_id {options.mask_token_id} is out of range: {target.name!r} has "
+                f"{target.vocab_size} token ids. Choose a reserved id that never occurs in the data"
             )
+        try:
+            taps = tuple(tap_layers(target.num_layers, options.taps))
+        except ValueError as error:
+            raise PipeflowError(f"target {target.name!r}: {error}") from None
         config = config_for_target(
             target.config,
             num_layers=options.layers,
-            tap_layer_ids=tuple(tap_layers(target.num_layers, options.taps)),
+            tap_layer_ids=taps,
             block_size=options.block_size,
             mask_token_id=options.mask_token_id,
             intermediate_size=options.intermediate_size,
@@ -58,7 +62,9 @@ class DrafterResource(pipeflow.Resource):
         else:
             drafter, found = load_drafter(options.start)
             if found != config:
-                differ = [name for name in config.__struct_fields__ if getattr(found, name) != getattr(config, name)]
+                differ = [
+                    name for name in config.__struct_fields__ if getattr(found, name) != getattr(config, name)
+                ]
                 raise PipeflowError(
                     f"the drafter in {options.start} differs from this file's in {', '.join(differ)}. "
                     "Set the same options, or start with new weights"

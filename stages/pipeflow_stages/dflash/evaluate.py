@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import pipeflow
 from msgspec import Meta
 
+import pipeflow
 from pipeflow_stages.dflash.drafter import DrafterResource
 from pipeflow_stages.dflash.target import tapper_for
 from pipeflow_stages.hf.causal_lm import CausalLM
@@ -15,10 +16,12 @@ from pipeflow_stages.rows import Rows
 
 if TYPE_CHECKING:
     from pipeflow import Context
-
     from pipeflow_stages.types import TokenRow
 
-__all__ = ["Evaluate"]
+__all__ = ["DRAIN_SECONDS", "Evaluate"]
+
+DRAIN_SECONDS = 5.0
+"""What a measurement may still take once a drain is seen: a first signal ends a run within 30 s."""
 
 
 class Evaluate(pipeflow.Stage[object, None]):
@@ -26,8 +29,10 @@ class Evaluate(pipeflow.Stage[object, None]):
 
     Before the first step: `tau_start` and `tau_constant`, the best fixed draft. On every item: the
     teacher-forced tau. At the end: `tau_end`, then the draft-and-verify loop on `decode_rows` prompts
-    against plain greedy decoding in float32: `tau_decode`, both speeds, and `lossless`. A drain shortens
-    all of it: what was counted by then is what is told.
+    against plain greedy decoding in float32: `tau_decode`, both speeds, and `lossless`.
+
+    A drain shortens it: a measurement under way, and the last one, go on for `DRAIN_SECONDS` at most, and
+    no decoding begins. A tau over fewer rows than the others would not compare, so it is not told.
     """
 
     class Config(pipeflow.Config, frozen=True, kw_only=True):
@@ -51,9 +56,12 @@ class Evaluate(pipeflow.Stage[object, None]):
         self._batches: list[tuple[Any, Any, Any, list[list[int]]]] = []
         by_length = sorted(rows, key=lambda row: len(row.input_ids))
         for start in range(0, len(by_length), self.config.rows_at_once):
-            if ctx.stopping:
-                break
-            self._batches.append(self._batch(target, by_length[start : start + self.config.rows_at_once], ctx.device))
+            if ctx.stopping:  # in the load: there is nothing to measure
+                self._batches.clear()
+                return
+            self._batches.append(
+                self._batch(target, by_length[start : start + self.config.rows_at_once], ctx.device)
+            )
         constant = constant_tau([(row.input_ids, row.loss_mask) for row in rows], drafter.config.block_size)
         ctx.report(tau_constant=round(constant.tau, 6))
         self._teacher_forced(ctx, step=0, report="tau_start")
@@ -63,7 +71,9 @@ class Evaluate(pipeflow.Stage[object, None]):
         import torch
 
         length = max(len(row.input_ids) for row in rows)
-        ids = torch.tensor([row.input_ids + [0] * (length - len(row.input_ids)) for row in rows], device=device)
+        ids = torch.tensor(
+            [row.input_ids + [0] * (length - len(row.input_ids)) for row in rows], device=device
+        )
         supervised = [row.loss_mask + [0] * (length - len(row.loss_mask)) for row in rows]
         mask = torch.tensor(supervised, dtype=torch.bool, device=device)
         with target.autocast():
@@ -71,18 +81,23 @@ class Evaluate(pipeflow.Stage[object, None]):
         return features, ids, mask, supervised
 
     def run(self, item: object, ctx: Context) -> None:
+        if ctx.stopping:  # the last measurement follows soon
+            return
         step = getattr(item, "step", None)
         self._teacher_forced(ctx, step=step if isinstance(step, int) else (ctx.sequence or 0) + 1)
 
-    def _teacher_forced(self, ctx: Context, step: int | None, report: str = "") -> None:
+    def _teacher_forced(self, ctx: Context, step: int, report: str = "") -> None:
         """Counts stay on the device; they are read when the job's fence is reached."""
         from pipeflow_stages.dflash.decode import teacher_forced
 
         target, drafter = ctx.read("target"), ctx.read("drafter")
         total: list[Any] = []
+        end = math.inf
         for features, ids, mask, supervised in self._batches:
-            if ctx.stopping and total:
-                break
+            if ctx.stopping:
+                end = min(end, time.monotonic() + DRAIN_SECONDS)
+            if time.monotonic() > end:
+                return
             with target.autocast():
                 found = teacher_forced(
                     drafter, features, ids, mask, target.embedding, target.head, supervised=supervised
@@ -92,13 +107,14 @@ class Evaluate(pipeflow.Stage[object, None]):
             return
         accepted, blocks, histogram = total
         tau = accepted.float() / blocks.clamp(min=1)
-        values = {} if step is None else {"step": step}
-        ctx.log(mode="teacher_forced", tau=tau, accepted=accepted, blocks=blocks, histogram=histogram, **values)
+        ctx.log(
+            step=step, mode="teacher_forced", tau=tau, accepted=accepted, blocks=blocks, histogram=histogram
+        )
         if report:
             ctx.report(**{report: tau})
 
     def finish(self, ctx: Context) -> None:
-        self._teacher_forced(ctx, step=None, report="tau_end")
+        self._teacher_forced(ctx, step=ctx.version("drafter").step, report="tau_end")
         if self.config.decode_rows and not ctx.stopping:
             self._decode(ctx)
 
@@ -116,7 +132,8 @@ class Evaluate(pipeflow.Stage[object, None]):
         for row in ctx.read("rows")[: self.config.decode_rows]:
             if ctx.stopping:
                 break
-            prompt = row.input_ids[: row.loss_mask.index(1)]
+            # Plain text is supervised from its first token on; a prompt has at least one.
+            prompt = row.input_ids[: max(1, row.loss_mask.index(1))]
             begun = time.perf_counter()
             plain = plain_greedy(target.model, prompt, limit, target.stop_ids, tapper=self._tapper)
             between = time.perf_counter()
@@ -135,6 +152,7 @@ class Evaluate(pipeflow.Stage[object, None]):
         speeds = [count / max(took, 1e-9) for count, took in zip(tokens, seconds, strict=True)]
         size = drafter.config.block_size
         ctx.log(
+            step=ctx.version("drafter").step,
             mode="decode",
             tau=tau,
             accepted=sum(accepted),

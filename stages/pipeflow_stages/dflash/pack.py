@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
-import pipeflow
 
+import pipeflow
 from pipeflow_stages.types import Features, Packed
 
 if TYPE_CHECKING:
@@ -26,8 +26,12 @@ class Pack(pipeflow.Stage[Features, Packed]):
         block_size: Annotated[int, msgspec.Meta(ge=2, description="slots a block, the anchor included")]
         mask_token_id: Annotated[int, msgspec.Meta(ge=0, description="a reserved id, in no data")]
         anchors: Annotated[int, msgspec.Meta(ge=1, description="blocks a row, at most")] = 512
-        gamma: Annotated[float | None, msgspec.Meta(description="decay of slot weights; by block size")] = None
-        fixed_width: Annotated[bool, msgspec.Meta(description="always `anchors` slots: static shapes")] = False
+        gamma: Annotated[float | None, msgspec.Meta(description="decay of slot weights; by block size")] = (
+            None
+        )
+        fixed_width: Annotated[bool, msgspec.Meta(description="always `anchors` slots: static shapes")] = (
+            False
+        )
 
     device: ClassVar = True
 
@@ -61,4 +65,5 @@ class Pack(pipeflow.Stage[Features, Packed]):
             context_lengths=put(batch.lengths, torch.int64),
             tokens=batch.tokens,
             anchor_count=chosen.total,
+            mask_token_id=config.mask_token_id,
         )

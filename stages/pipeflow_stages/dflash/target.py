@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import msgspec
-import pipeflow
 
+import pipeflow
 from pipeflow_stages.hf.causal_lm import CausalLM
 from pipeflow_stages.types import Features, TokenBatch
 
 if TYPE_CHECKING:
     from pipeflow import Context
-
+    from pipeflow_stages.dflash.taps import Tapper
     from pipeflow_stages.hf.language_model import LanguageModel
 
 __all__ = ["Target", "tapper_for"]
@@ -20,7 +20,7 @@ __all__ = ["Target", "tapper_for"]
 Kind = Literal["tapped", "zero"]
 
 
-def tapper_for(target: LanguageModel, taps: int) -> object:
+def tapper_for(target: LanguageModel, taps: int) -> Tapper:
     """A `Tapper` at the layers of rule 1.2 (see `taps.tap_layers`)."""
     from pipeflow_stages.dflash.taps import Tapper, tap_layers
 

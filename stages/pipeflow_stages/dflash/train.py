@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
+
 import pipeflow
 from pipeflow.errors import PipeflowError
-
 from pipeflow_stages.dflash.drafter import DrafterResource
 from pipeflow_stages.hf.causal_lm import CausalLM
 from pipeflow_stages.types import Packed, Step
 
 if TYPE_CHECKING:
-    from pipeflow import Context
     from torch import Tensor
+
+    from pipeflow import Context
 
 __all__ = ["Train", "learning_rate"]
 
@@ -36,7 +38,8 @@ class Train(pipeflow.Stage[Packed, Step]):
     """AdamW on the drafter: cross-entropy with a fixed decay by slot (loss.py), warm-up, cosine, clip.
 
     The embedding and LM head are the target's, frozen. At its end it saves the drafter under `save`, in
-    the layout of published DFlash drafts. A batch without an anchor is a step of loss 0.
+    the layout of published DFlash drafts. A batch without an anchor is a step of loss 0. The logged
+    `tokens_per_s` is a step's tokens over the host's time since the step before: the device is not asked.
     """
 
     class Config(pipeflow.Config, frozen=True, kw_only=True):
@@ -68,6 +71,7 @@ class Train(pipeflow.Stage[Packed, Step]):
         )
         self._step = 0
         self._tokens = 0
+        self._last = time.perf_counter()
 
     def run(self, item: Packed, ctx: Context) -> Step:
         import torch
@@ -85,11 +89,13 @@ class Train(pipeflow.Stage[Packed, Step]):
         self._step += 1
         self._tokens += item.tokens
         loss = loss.detach()
+        before, self._last = self._last, time.perf_counter()
         ctx.log(
             loss=loss,
             lr=rate,
             grad_norm=norm,
             tokens=item.tokens,
+            tokens_per_s=item.tokens / max(self._last - before, 1e-9),
             anchors=item.anchor_count,
             slot_accuracy=correct / counts.clamp(min=1),
         )
@@ -98,14 +104,14 @@ class Train(pipeflow.Stage[Packed, Step]):
             ctx.report(loss_first=loss)
         return Step(self._step, loss, item.tokens)
 
-    def _loss(self, item: Packed, drafter, target) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN001
+    def _loss(self, item: Packed, drafter, target) -> tuple[Tensor, Tensor, Tensor]:
         import torch
         from torch.nn import functional as F
 
         from pipeflow_stages.dflash.loss import drafter_loss
         from pipeflow_stages.dflash.mask import dense_mask, slot_positions
 
-        rows, blocks, size = item.block_ids.shape
+        rows, _, size = item.block_ids.shape
         length = item.features.shape[1]
         positions = slot_positions(item.anchors, size).view(rows, -1)
         context = torch.arange(length, device=item.features.device)[None]
@@ -115,18 +121,28 @@ class Train(pipeflow.Stage[Packed, Step]):
             hidden = drafter(item.features, embedded, context, positions, mask)
             return drafter_loss(hidden, target.head, item.labels, item.weights, self.config.chunk)
 
-    def _check(self, item: Packed, config) -> None:  # noqa: ANN001
+    def _check(self, item: Packed, config) -> None:
         width = config.num_taps * config.hidden_size
         if item.block_ids.shape[-1] != config.block_size or item.features.shape[-1] != width:
             raise PipeflowError(
-                f"the batch has blocks of {item.block_ids.shape[-1]} and features of width {item.features.shape[-1]}, "
-                f"but the drafter wants blocks of {config.block_size} and width {width} "
-                f"({config.num_taps} taps of {config.hidden_size}). Give `block_size` and `taps` one value everywhere"
+                f"the batch has blocks of {item.block_ids.shape[-1]} and features of width "
+                f"{item.features.shape[-1]}, but the drafter wants blocks of {config.block_size} and width "
+                f"{width} ({config.num_taps} taps of {config.hidden_size}). Give `block_size` and `taps` one "
+                "value everywhere"
+            )
+        if item.mask_token_id != config.mask_token_id:
+            raise PipeflowError(
+                f"the batch has blocks filled with token {item.mask_token_id}, but the drafter's "
+                f"mask_token_id is {config.mask_token_id}. Give `mask_token_id` one value everywhere"
             )
 
     def finish(self, ctx: Context) -> None:
         from pipeflow_stages.dflash.export import save_drafter
+        from pipeflow_stages.files import explain
 
         drafter, target = ctx.write("drafter"), ctx.read("target")
         folder = ctx.output(self.config.save)
-        save_drafter(drafter, drafter.config, folder, target.config)
+        try:
+            save_drafter(drafter, drafter.config, folder, target.config)
+        except OSError as error:
+            raise explain(error, folder) from error

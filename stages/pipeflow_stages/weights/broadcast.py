@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import pipeflow
 from msgspec import Meta
+
+import pipeflow
 from pipeflow.errors import PipeflowError
 from pipeflow.item import Trigger
 from pipeflow.stage import Resource
@@ -38,21 +39,26 @@ class Broadcast(pipeflow.Stage[Trigger, Trigger]):
         from pipeflow_stages.weights.filesystem import versions
 
         if self.config.keep is not None and self.config.keep < 1:
-            raise PipeflowError(f"keep must be 1 or more, got {self.config.keep}; leave it out to keep all versions")
+            raise PipeflowError(
+                f"keep must be 1 or more, got {self.config.keep}; leave it out to keep all versions"
+            )
         found = versions(ctx.output(self.config.path))
         self._number = int(found[-1].name[1:]) if found else 0
 
     def run(self, item: Trigger, ctx: Context) -> Trigger:
-        import shutil
-
-        from pipeflow_stages.weights.filesystem import publish, versions
+        from pipeflow_stages.weights.filesystem import publish, remove, versions
 
         begun = time.perf_counter()
         weights: Any = ctx.read("weights")
         if not hasattr(weights, "state_dict"):
-            raise PipeflowError(f"the resource it reads is a {type(weights).__name__}, which has no weights to publish")
+            raise PipeflowError(
+                f"the resource it reads is a {type(weights).__name__}, which has no weights to publish"
+            )
         # Behind a barrier the device is quiet, so this copy waits for nothing but itself.
-        tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.state_dict().items()}
+        tensors = {
+            name: tensor.detach().to("cpu", copy=True).contiguous()
+            for name, tensor in weights.state_dict().items()
+        }
         version = ctx.version("weights")
         about = {"step": version.step, "incarnation": version.incarnation, "reason": item.reason}
         folder = ctx.output(self.config.path)
@@ -60,7 +66,7 @@ class Broadcast(pipeflow.Stage[Trigger, Trigger]):
         publish(folder, self._number, tensors, about)
         if self.config.keep is not None:
             for old in versions(folder)[: -self.config.keep]:
-                shutil.rmtree(old)
+                remove(old)
         ctx.log(
             step=version.step,
             version=self._number,

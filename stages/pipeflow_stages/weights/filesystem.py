@@ -10,11 +10,12 @@ A version is written aside, fsynced, marked and then renamed, so a reader never 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from typing import TYPE_CHECKING, Any
 
 from pipeflow.errors import PipeflowError
-
-from pipeflow_stages.files import is_complete, publish_folder
+from pipeflow_stages.files import aside, explain, is_complete, publish_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["WEIGHTS", "latest", "publish", "read", "versions"]
+__all__ = ["WEIGHTS", "latest", "publish", "read", "remove", "versions"]
 
 WEIGHTS = "model.safetensors"
 
@@ -42,6 +43,16 @@ def publish(folder: Path, number: int, tensors: Mapping[str, Tensor], about: Map
     return version
 
 
+def remove(version: Path) -> None:
+    """Take a version away in one step: a reader finds it whole or not at all. PipeflowError if it cannot."""
+    gone = aside(version)
+    try:
+        os.rename(version, gone)
+    except OSError as error:
+        raise explain(error, version) from error
+    shutil.rmtree(gone, ignore_errors=True)
+
+
 def versions(folder: Path) -> list[Path]:
     """Complete versions, oldest first."""
     found = sorted(folder.glob("v[0-9]*")) if folder.is_dir() else []
@@ -59,6 +70,8 @@ def read(version: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[st
     from safetensors.torch import load_file
 
     if not is_complete(version):
-        raise PipeflowError(f"{version}: not a complete version: its COMPLETE marker is missing or does not fit")
+        raise PipeflowError(
+            f"{version}: not a complete version: its COMPLETE marker is missing or does not fit"
+        )
     about = json.loads((version / "version.json").read_text(encoding="utf-8"))
     return load_file(version / WEIGHTS, device=device), about

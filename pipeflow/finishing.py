@@ -1,0 +1,88 @@
+"""The `finish` hook of a stage: after its last item, on every lane, before its consumers hear of the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeflow.errors import StageError
+from pipeflow.launching import device_fault
+
+if TYPE_CHECKING:
+    from pipeflow.job import Launched
+    from pipeflow.lane import Lane
+    from pipeflow.runner import Runner
+
+__all__ = ["finish"]
+
+
+def finish(runner: Runner) -> None:
+    """Start it on all lanes, if gates and leases allow; `runner.finished` once all are through."""
+    lanes = [lane for lane in runner.lanes if lane.has_finish]
+    if not lanes:
+        runner.finished = True
+        return
+    if any(lane.gate is not None and not lane.gate.open for lane in lanes):
+        return  # a gate that opens wakes this stage
+    if any(lane.leases and lane.leases.blocker() is not None for lane in lanes):
+        return  # so does a lease that is given back
+    runner.finishing = len(lanes)
+    for lane in lanes:
+        _Finish(runner, lane).start()
+
+
+class _Finish:
+    """One lane's call of `finish`, with a fence like a job's."""
+
+    def __init__(self, runner: Runner, lane: Lane) -> None:
+        self._runner = runner
+        self._lane = lane
+        self._marks = lane.leases.take() if lane.leases else []
+        self._context = lane.context(None)
+
+    def __str__(self) -> str:
+        return "its finish"
+
+    def start(self) -> None:
+        lane = self._lane
+        if lane.gate is not None:
+            lane.gate.enter(lane, None)
+        self._runner.engine.in_hand += 1
+        lane.hook_launcher.submit(self, self._call, self._returned)
+
+    def _call(self) -> Launched:
+        for mark in self._marks:
+            self._lane.stream.wait(mark)
+        return self._lane.hook(self._lane.stage.finish, self._context)
+
+    def _returned(self, launched: Launched | None, error: BaseException | None) -> None:
+        runner, lane = self._runner, self._lane
+        engine = runner.engine
+        engine.progress += 1
+        if launched is None:
+            engine.in_hand -= 1
+            device_fault(runner, lane, None, error)
+            return
+        if lane.leases:
+            lane.leases.give_back(launched.mark)
+        fault = launched.error
+        if fault is not None:
+            failure = StageError(f"in finish: {type(fault).__name__}: {fault}", stage=runner.name)
+            failure.__cause__ = fault
+            engine.fail(failure)
+        if launched.mark.passed():
+            self._passed(None, None)
+        else:
+            lane.watcher.watch("the fence of its finish", launched.mark, self._passed)
+
+    def _passed(self, _: Any, fault: BaseException | None) -> None:
+        runner, lane = self._runner, self._lane
+        runner.engine.in_hand -= 1
+        if fault is not None:
+            device_fault(runner, lane, None, fault)
+            return
+        if lane.gate is not None:
+            lane.gate.leave(lane, None)
+        runner.engine.logged(runner, None, self._context)
+        runner.finishing -= 1
+        runner.finished = runner.finishing == 0
+        runner.wake()

@@ -1,0 +1,166 @@
+"""One launch: stage code is called on a lane, comes back, and its fence is reached."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from pipeflow import handover, outcome
+from pipeflow.errors import DeviceError, StageError
+from pipeflow.fence import REACHED, Fence
+from pipeflow.job import END
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+    from pipeflow.context import Context
+    from pipeflow.device.base import Mark
+    from pipeflow.job import Job, Launched
+    from pipeflow.lane import Lane
+    from pipeflow.runner import Runner
+
+__all__ = ["Launch", "device_fault", "launch"]
+
+
+def launch(runner: Runner, job: Job) -> None:
+    """Submit one call of stage code. Its credits are taken and its leases are free."""
+    lane = job.lane
+    assert lane is not None
+    waits: Sequence[Mark] = () if runner.on_host else _marks_of_inputs(job)
+    if lane.leases:
+        waits = [*waits, *lane.leases.take()]
+        job.versions = {**(job.versions or {}), **lane.leases.versions()}
+    context = None
+    if lane.wants_context:
+        context = job.context
+        if context is None:
+            context = lane.context(job.number)
+            if lane.generates:
+                job.context = context
+    started = Launch(runner, job, lane, waits, context)
+    job.launching = True
+    job.unreached += 1
+    runner.engine.in_hand += 1
+    if lane.gate is not None and lane.enqueue is None:
+        lane.gate.enter(lane, job.number)
+    if lane.is_async:
+        lane.launcher.submit(started, started.call_async, started.returned)
+        return
+    if lane.timeout is not None:
+        started.timer = runner.engine.loop.call_later(lane.timeout, started.over_time)
+    lane.launcher.submit(started, started.call, started.returned)
+
+
+def _marks_of_inputs(job: Job) -> list[Mark]:
+    """What the job's stream must wait for: input fences that the host has not seen reached."""
+    fences = [item.fence for _, item in job.parts if not item.fence.reached]
+    return [fence.mark for fence in fences if fence.mark is not None]
+
+
+def device_fault(runner: Runner, lane: Lane, number: int | None, error: BaseException | None) -> None:
+    """What was awaited failed outside stage code: the run ends (axiom 7.2)."""
+    fault = DeviceError(
+        f"device {lane.device.name!r} reported a fault while the host awaited stage {runner.name!r}, "
+        f"item {number}; a device reports late, so the culprit may be another stage: {error}"
+    )
+    fault.__cause__ = error
+    runner.engine.fail(fault)
+
+
+class Launch:
+    """The call and what becomes of it. Only `call` runs on the lane's thread."""
+
+    __slots__ = ("_context", "_fence", "_job", "_lane", "_runner", "_waits", "timer")
+
+    def __init__(
+        self, runner: Runner, job: Job, lane: Lane, waits: Sequence[Mark], context: Context | None
+    ) -> None:
+        self._runner = runner
+        self._job = job
+        self._lane = lane
+        self._waits = waits
+        self._context = context
+        self._fence: Fence | None = None
+        """Where its mark was not passed when it returned."""
+        self.timer: asyncio.TimerHandle | None = None
+
+    def __str__(self) -> str:
+        return f"item {self._job.number}"
+
+    def call(self) -> Launched:
+        return self._lane.launch(self._job, self._waits, self._context)
+
+    def call_async(self) -> Awaitable[Launched]:
+        return self._lane.launch_async(self._job, self._waits, self._context)
+
+    def returned(self, launched: Launched | None, error: BaseException | None) -> None:
+        """Stage code came back (on the loop)."""
+        runner, job, lane = self._runner, self._job, self._lane
+        engine = runner.engine
+        engine.in_hand -= 1
+        engine.progress += 1
+        job.launching = False
+        if launched is None:  # not stage code's fault: the device, or the engine
+            device_fault(runner, lane, job.number, error)
+            return
+        mark = launched.mark
+        if lane.leases:
+            lane.leases.give_back(mark)
+        runner.counters.host_seconds += launched.seconds
+        if runner.writes and launched.error is None and launched.value is not END:
+            self._written()
+        if mark.passed():
+            fence = REACHED
+            self._reached()
+        else:
+            fence = self._fence = Fence(mark)
+            engine.in_hand += 1
+            lane.watcher.watch(f"the fence of {self}", mark, self._passed)
+        outcome.took(runner, job, fence, launched)
+        handover.retire_job(runner, job)
+        runner.wake()
+
+    def _written(self) -> None:
+        """A writer's step gave its resources their next version (axiom 3.3)."""
+        job = self._job
+        for shared in self._runner.writes:
+            shared.step = job.seq + 1 if job.seq is not None else shared.step + 1
+        job.versions = {
+            **(job.versions or {}),
+            **{shared.name: shared.version for shared in self._runner.writes},
+        }
+
+    def _passed(self, _: Any, fault: BaseException | None) -> None:
+        """The mark was awaited off the loop."""
+        engine = self._runner.engine
+        engine.in_hand -= 1
+        engine.progress += 1
+        if fault is not None:
+            device_fault(self._runner, self._lane, self._job.number, fault)
+            return
+        self._reached()
+        assert self._fence is not None
+        self._fence.reach()
+        handover.retire_job(self._runner, self._job)
+        self._runner.wake()
+
+    def _reached(self) -> None:
+        """The host knows that the launch's device work is done."""
+        job, lane, context = self._job, self._lane, self._context
+        if self.timer is not None:
+            self.timer.cancel()
+        if lane.gate is not None and lane.enqueue is None:
+            lane.gate.leave(lane, job.number)
+        job.unreached -= 1
+        if context is not None and (context._logged or context._reported):
+            self._runner.engine.logged(self._runner, job.number, context)
+
+    def over_time(self) -> None:
+        """A thread cannot be interrupted, so the run ends; what is still stuck then is named at its close."""
+        self._runner.engine.fail(
+            StageError(
+                f"still at work after its timeout of {self._lane.timeout:g} s",
+                stage=self._runner.name,
+                sequence=self._job.number,
+            )
+        )

@@ -1,0 +1,173 @@
+"""Loading a pipeline and giving everything back: devices, resources, lanes, `setup`, `close`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from pipeflow.context import ResourceContext, seed_of
+from pipeflow.errors import PipeflowError, StageError
+from pipeflow.resource import Instance, Leases, Shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pipeflow.assemble import Assembly
+    from pipeflow.engine import Engine
+    from pipeflow.graph import Graph
+    from pipeflow.job import Launched
+    from pipeflow.lane import Lane
+
+__all__ = ["Loader"]
+
+
+class Loader:
+    """Opens resources and sets lanes up, and remembers what has to be closed again."""
+
+    def __init__(self, graph: Graph, engine: Engine, assembly: Assembly) -> None:
+        self._graph = graph
+        self._engine = engine
+        self._assembly = assembly
+        self._opened: list[tuple[Any, Any]] = []
+        self._set_up: list[Lane] = []
+
+    async def load(self) -> None:
+        """Devices, resources, lanes, `setup`; the run folder is there from the start."""
+        engine = self._engine
+        await engine.off_loop(self._assembly.make_devices, "devices")
+        for name in self._graph.opening:
+            await self._open_resource(name)
+        self._assembly.make_runners()
+        self._lease()
+        for name in self._graph.order:
+            async with anyio.create_task_group() as group:
+                for lane in self._assembly.runners[name].lanes:
+                    if lane.has_setup:
+                        group.start_soon(self._set_up_lane, lane)
+                    else:
+                        self._set_up.append(lane)
+        engine.wake_all()
+
+    async def _open_resource(self, name: str) -> None:
+        engine, assembly = self._engine, self._assembly
+        node = self._graph.resources[name]
+        shared = assembly.shared[name] = Shared(name, assembly.incarnation)
+        for device_name in assembly.devices_of_resource(name):
+            device = assembly.devices.get(device_name)
+            resource = node.cls(node.config)
+            context = ResourceContext(
+                name=name,
+                device=device.torch_name if device is not None else "cpu",
+                seed=seed_of(engine.spec.seed, name),
+                run_dir=engine.folder.path,
+                stop=engine.stop,
+                reads={
+                    role: assembly.shared[other].on(device_name).value for role, other in node.reads.items()
+                },
+            )
+
+            def call(resource: Any = resource, context: ResourceContext = context) -> Any:
+                value = resource.open(context)
+                self._opened.append((resource, value))  # here: a cancel does not wait, but closes it later
+                return value
+
+            try:
+                value = await engine.off_loop(call, f"opens {name}")
+            except PipeflowError as error:
+                raise PipeflowError(f"resource {name!r}: {error}") from error
+            except Exception as error:
+                raise PipeflowError(
+                    f"resource {name!r} on {device_name}: {type(error).__name__}: {error}"
+                ) from error
+            for line in context.logged:
+                engine.record(name, **line)
+            engine.reported.update(context.reported)
+            shared.instances[device_name] = Instance(shared, device_name, value)
+
+    def _lease(self) -> None:
+        shared = self._assembly.shared
+        for lane in self._assembly.lanes:
+            node = self._graph.nodes.get(lane.name)
+            runner = self._assembly.runners[lane.name]
+            device = lane.device.name if not runner.on_host else "cpu"
+            lane.leases = Leases(
+                runner,
+                {role: shared[name].on(device) for role, name in (node.reads if node else {}).items()},
+                {role: shared[name].on(device) for role, name in (node.writes if node else {}).items()},
+            )
+            for name in set(node.writes.values()) if node else ():
+                shared[name].writer = runner
+                if shared[name] not in runner.writes:
+                    runner.writes.append(shared[name])
+
+    async def _set_up_lane(self, lane: Lane) -> None:
+        engine = self._engine
+        context = lane.context(None)
+        done = anyio.Event()
+        failure: list[BaseException] = []
+
+        def finished(launched: Any, error: BaseException | None) -> None:
+            fault = error if launched is None else launched.error
+            if fault is not None:
+                failure.append(fault)
+                done.set()
+            elif launched.mark.passed():
+                done.set()
+            else:
+                lane.watcher.watch("the fence of its setup", launched.mark, passed)
+
+        def passed(_: Any, fault: BaseException | None) -> None:
+            if fault is not None:
+                failure.append(fault)
+            done.set()
+
+        def set_up() -> Launched:
+            launched = lane.hook(lane.stage.setup, context)
+            if launched.error is None:
+                self._set_up.append(lane)  # here: a cancel does not wait, but closes it later
+            return launched
+
+        while lane.gate is not None and not lane.gate.open:  # of another pipeline's barrier
+            await engine.next_progress()
+        if lane.gate is not None:
+            lane.gate.enter(lane, None)
+        lane.hook_launcher.submit("its setup", set_up, finished)
+        await done.wait()
+        if lane.gate is not None:
+            lane.gate.leave(lane, None)
+        if failure:
+            fault = failure[0]
+            raise StageError(f"in setup: {type(fault).__name__}: {fault}", stage=lane.name) from fault
+        engine.logged(self._assembly.runners[lane.name], None, context)
+
+    async def close(self) -> None:
+        """Stop threads, close stages, then resources, then devices. Under a shield."""
+        engine = self._engine
+        engine.admitting = False
+        engine.refuse_tickets(engine.error or PipeflowError("the pipeline has ended"))
+        engine.stop.set()
+        try:
+            await engine.settle(engine.spec.stop.grace)
+        finally:
+            self._assembly.release_gates()
+        for lane in reversed(self._set_up):
+            await self._closing(lane.stage.close, f"stage {lane.name!r}")
+        for resource, value in reversed(self._opened):
+
+            def call(resource: Any = resource, value: Any = value) -> None:
+                resource.close(value)
+
+            await self._closing(call, "a resource")
+        for device in self._assembly.devices.values():
+            device.close()
+
+    async def _closing(self, call: Callable[[], None], what: str) -> None:
+        try:
+            await self._engine.off_loop(call, "close")
+        except Exception as error:
+            self._engine.note("close failed", what, error=error)
+            if self._engine.error is None:
+                self._engine.error = PipeflowError(
+                    f"while {what} was closed: {type(error).__name__}: {error}"
+                )

@@ -1,0 +1,125 @@
+"""The end of a run: launches in hand come back, generators are closed, tasks and threads end (axiom 7.4).
+
+The order matters. Tasks first, since they use their lanes' threads; then the threads of jobs, since jobs
+bring marks; then the threads of marks. Only after that may stages and resources be closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from pipeflow.errors import Stuck
+from pipeflow.launch import TaskLauncher, off_loop, stuck_thread
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Coroutine
+
+    from pipeflow.engine import Engine
+    from pipeflow.job import Job
+    from pipeflow.lane import Lane
+
+__all__ = ["settle"]
+
+
+async def settle(engine: Engine, grace: float) -> None:
+    """Wait at most `grace` seconds for what is in hand. Raises Stuck, naming what does not come back."""
+    deadline = time.monotonic() + grace
+    for launcher in engine.launchers:
+        launcher.drop_queued()
+    await _end_tasks(engine, deadline)
+    await _close_generators(engine, deadline)
+    for launcher in engine.launchers:
+        launcher.stop_jobs()
+    await _join(engine, deadline)
+    for launcher in engine.launchers:
+        launcher.stop_marks()
+    await _join(engine, deadline)
+    helpers = dict(engine.helpers)
+    await off_loop(engine.inbox, lambda: _join_threads(helpers, deadline), "settle")
+    left = engine.stuck_threads()
+    left += [found for thread, doing in helpers.items() if (found := stuck_thread(thread, doing))]
+    if left:
+        stacks = "\n".join(f"{t.name}, in {t.doing}:\n{t.stack}" for t in left)
+        raise Stuck(f"{len(left)} threads did not come back within {grace:g} s\n{stacks}")
+
+
+async def to_the_end(closing: Coroutine[Any, Any, None]) -> asyncio.CancelledError | None:
+    """Await it whatever cancels arrive meanwhile; the last one is returned, for the caller to raise.
+
+    A shielded scope holds off the cancels of anyio only, not `Task.cancel`.
+    """
+    task = asyncio.ensure_future(closing)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except Exception:
+            break  # its own: raised below
+    task.result()
+    return cancelled
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
+
+
+async def _end_tasks(engine: Engine, deadline: float) -> None:
+    tasks = [launcher for launcher in engine.launchers if isinstance(launcher, TaskLauncher)]
+    if not tasks:
+        return
+    for launcher in tasks:
+        launcher.stop_jobs()
+    async with anyio.create_task_group() as group:
+        for launcher in tasks:
+            group.start_soon(launcher.ended, _left(deadline))
+
+
+def _join_threads(threads: dict[threading.Thread, str], deadline: float) -> None:
+    for thread in threads:
+        thread.join(_left(deadline))
+
+
+async def _join(engine: Engine, deadline: float) -> None:
+    """Wait for the threads that were told to stop. What they posted before is on the loop when this returns."""
+
+    def join() -> None:
+        for launcher in engine.launchers:
+            launcher.join(_left(deadline))
+
+    await off_loop(engine.inbox, join, "settle")
+
+
+async def _close_generators(engine: Engine, deadline: float) -> None:
+    """A cancelled run leaves generators half-way: their `finally` runs where their code ran, not whenever
+    memory is collected."""
+    for node in engine.nodes:
+        for job in node.hand:
+            if job.generator is not None and job.lane is not None:
+                await _close(engine, job.lane, job, deadline)
+
+
+async def _close(engine: Engine, lane: Lane, job: Job, deadline: float) -> None:
+    close = lane.close_generator(job)
+    assert close is not None
+
+    def closed(_: Any, error: BaseException | None) -> None:
+        if error is not None:
+            engine.note("close failed", lane.name, error=error)
+            if engine.error is not None:
+                engine.error.add_note(f"then, while the generator of {lane.name!r} was closed: {error}")
+
+    if not lane.is_async:
+        lane.launcher.submit("its end", close, closed)
+        return
+    try:
+        with anyio.move_on_after(max(_left(deadline), 0.1)):
+            await close()
+    except Exception as error:
+        closed(None, error)
