@@ -7,10 +7,8 @@ Copies between places are stages of their own (axiom 2.6), put in here: one a pr
 from __future__ import annotations
 
 import typing
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from pipeflow import handover
 from pipeflow.barrier import BarrierRunner, GuardedRunner, gates_of_this_loop
 from pipeflow.context import seed_of
 from pipeflow.device import make_device, resolve_auto
@@ -18,12 +16,10 @@ from pipeflow.device.cpu import Cpu
 from pipeflow.device.cpu_late import CpuLate
 from pipeflow.edge import Edge
 from pipeflow.errors import StageError
-from pipeflow.fence import REACHED
+from pipeflow.input_runner import InputRunner
 from pipeflow.inputs import Arrivals, Batches, Join, Select, Single, Turns
-from pipeflow.job import Output
 from pipeflow.lane import Lane
 from pipeflow.launch import InlineLauncher, TaskLauncher, ThreadLauncher
-from pipeflow.resource import Shared
 from pipeflow.runner import Runner
 from pipeflow.spec import OnError
 from pipeflow.stage import Gather, Kind, Stage
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
     from pipeflow.graph import Graph, Node
     from pipeflow.inputs import Policy
     from pipeflow.launch import Launcher
+    from pipeflow.resource import Shared
 
 __all__ = ["Assembly", "Copy", "InputRunner"]
 
@@ -49,36 +46,6 @@ class Copy(Stage[Any, Any]):
 
     def run(self, item: Any) -> Any:
         return self.source.copy(item, self.to, self.stream)
-
-
-class InputRunner(Runner):
-    """The stage `input`: items come from `Pipeline.submit`, each with a ticket."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.offers: deque[tuple[Any, Any]] = deque()
-
-    def pump(self) -> None:
-        self.queued_for_pump = False
-        if self.closed or not self.engine.admitting:
-            return
-        while self.offers:
-            edges = self.edges_for(self.next_seq)
-            for edge in edges:
-                if not edge.admits():
-                    return
-            value, ticket = self.offers.popleft()
-            for edge in edges:
-                edge.take()
-            self.counters.started += 1
-            self.counters.made += 1
-            handover.hand_over(self, Output(value, REACHED, charged=edges, tickets=(ticket,)))
-        if self.ending or self.engine.sources_ended:
-            self.engine.callers -= 1
-            self.close()
-
-    def waits_for(self) -> str:
-        return "ended" if self.closed else "its caller"
 
 
 class Assembly:
@@ -231,7 +198,7 @@ class Assembly:
             producer.outs.append(edge)
             edges.append(edge)
         if edges:
-            runner.inputs = self._policy(node, edges, runner)
+            runner.take_from(self._policy(node, edges, runner))
 
     def _policy(self, node: Node, edges: list[Edge], runner: Runner) -> Policy:
         if node.kind is Kind.GATHER:
@@ -288,7 +255,7 @@ class Assembly:
         queue = self.engine.spec.queue
         edge = Edge(producer, runner, items=queue.items, nbytes=queue.bytes)
         producer.outs.append(edge)
-        runner.inputs = Single([edge])
+        runner.take_from(Single([edge]))
         runner.feeds_answer = producer.feeds_answer
         self.runners[name] = runner
         self.engine.add(runner)

@@ -22,7 +22,7 @@ from pipeflow.launch import Inbox, off_loop
 from pipeflow.settle import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from anyio.abc import TaskGroup
 
@@ -167,7 +167,9 @@ class Engine:
         if self._open_nodes == 0:
             self.ended.set()
 
-    def start_soon(self, function: Callable[..., Awaitable[Any]], *arguments: Any, name: str) -> None:
+    def start_soon(
+        self, function: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any, name: str
+    ) -> None:
         """A task of the run's group."""
         self._group.start_soon(function, *arguments, name=name)
 

@@ -22,8 +22,8 @@ __all__ = ["Arrivals", "Batches", "Join", "Policy", "Select", "Single", "Taken",
 
 
 class Taken:
-    """What a job works on. `seq` is None where the stage starts a domain; `gaps` are the numbers of gaps among
-    a batch's members, for a stage that scatters."""
+    """What a job works on. `seq` is None where the stage starts a domain; `gaps` are the numbers of gaps
+    among a batch's members, for a stage that scatters."""
 
     __slots__ = ("gaps", "parts", "seq", "value")
 
@@ -291,6 +291,7 @@ class Batches:
         self.edges = edges
         self._edge = edges[0]
         self._stage = stage
+        self.linger = stage.linger
         self._scatters = scatters
         self._open: dict[Hashable, list[tuple[Edge, Item]]] = {}  # in the order of their first members
         self._since: dict[Hashable, float] = {}

@@ -74,9 +74,9 @@ class Output:
 class Job:
     """Changes on the loop only; its lane reads `value`, `number` and `generator` while a launch runs."""
 
-    __slots__ = ("charged", "context", "failures", "gaps", "generator", "lane", "launching", "number", "outputs",
-                 "parts", "pending", "retired", "retry", "retry_due", "returned", "seq", "started", "tickets",
-                 "unpinned", "unreached", "value", "versions")  # fmt: skip
+    __slots__ = ("charged", "context", "failures", "gaps", "generator", "lane", "launching", "number",
+                 "outputs", "parts", "pending", "retired", "retry", "retry_due", "returned", "seq", "started",
+                 "tickets", "unpinned", "unreached", "value", "versions")  # fmt: skip
 
     def __init__(self, lane: Lane | None, seq: int | None, taken: Taken | None, started: float) -> None:
         self.lane = lane
@@ -102,7 +102,7 @@ class Job:
         self.started = started
         self.failures = 0
         self.retry = False
-        """It raised and will be launched again; `retry_due` once the fence of the failed launch is reached."""
+        """It raised and will be launched again: `retry_due` once that launch's fence is reached."""
         self.retry_due = False
         self.unpinned = False
         self.context: Context | None = None

@@ -181,8 +181,9 @@ class Lane:
 
     async def _await_in_time(self, job: Job, context: Context | None, seconds: float) -> Any:
         task = asyncio.current_task()
+        deadline = asyncio.timeout(seconds)
         try:
-            async with asyncio.timeout(seconds) as deadline:
+            async with deadline:
                 self._deadlines[task] = deadline
                 return await (self._next(job, context) if self.generates else self._call(job, context))
         except TimeoutError as error:
@@ -308,17 +309,17 @@ class Lane:
 
 def _payload(value: Any) -> Any:
     """What of a result may hold tensors."""
-    if type(value) is Port:
+    kind: type[Any] = type(value)
+    if kind is Port:
         return value.value
-    if type(value) is Scatter:
-        return value.values
-    return value
+    return value.values if kind is Scatter else value
 
 
 def _hand_out(device: Device, value: Any, given: Any) -> Any:
     """The result as the device hands it out (see `Device.hand_out`)."""
-    if type(value) is Port:
+    kind: type[Any] = type(value)
+    if kind is Port:
         return Port(value.name, device.hand_out(value.value, given))
-    if type(value) is Scatter:
+    if kind is Scatter:
         return Scatter(device.hand_out(value.values, given))
     return device.hand_out(value, given)

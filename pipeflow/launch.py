@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from pipeflow.device.base import Mark
 
@@ -283,7 +283,7 @@ class TaskLauncher:
 
     def __init__(
         self,
-        start_soon: Callable[[Callable[[], Awaitable[None]], str], None],
+        start_soon: Callable[[Callable[[], Coroutine[Any, Any, None]], str], None],
         name: str,
         width: int,
         on_fault: Callable[[BaseException], None],
@@ -345,7 +345,7 @@ class TaskLauncher:
         ]
 
     async def ended(self, grace: float) -> None:
-        """After `stop_jobs`: wait for jobs in hand, cancel them when `grace` is over, and give up as long after."""
+        """After `stop_jobs`: wait for jobs in hand, cancel them after `grace`, give up as long after."""
         with anyio.move_on_after(grace):
             await self._end()
             return
@@ -360,9 +360,10 @@ class TaskLauncher:
             await self._over
 
     async def _task(self) -> None:
+        scope = anyio.CancelScope()
+        self._scopes[scope] = None
         try:
-            with anyio.CancelScope() as scope:
-                self._scopes[scope] = None
+            with scope:
                 await self._work(scope)
         finally:
             del self._scopes[scope]

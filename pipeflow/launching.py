@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from pipeflow import handover, outcome
@@ -11,6 +10,7 @@ from pipeflow.fence import REACHED, Fence
 from pipeflow.job import END
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Sequence
 
     from pipeflow.context import Context

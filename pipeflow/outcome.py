@@ -68,13 +68,13 @@ def _made(runner: Runner, job: Job, fence: Fence, value: Any) -> None:
     if value is DROP:
         _gap(runner, job, fence, charged)
         return
-    port = None
-    if type(value) is Port:
+    port: str | None = None
+    kind: type[Any] = type(value)
+    if kind is Port:
         port, value = value.name, value.value
-    if port is not None or runner.ports:
-        if port not in runner.ports:
-            runner.engine.fail(_wrong_port(runner, job, port))
-            return
+    if port not in runner.ports and (port is not None or runner.ports):
+        runner.engine.fail(_wrong_port(runner, job, port))
+        return
     if runner.answers:
         runner.engine.answer(job.tickets, value, fence)
     elif not runner.outs:
@@ -123,11 +123,12 @@ def _scattered(runner: Runner, job: Job, fence: Fence, scatter: Any) -> None:
     if scatter is DROP:
         _scatter(runner, job, fence, [DROP] * len(job.parts))
         return
-    if not runner.scatters or type(scatter) is not Scatter:
+    kind: type[Any] = type(scatter)
+    if not runner.scatters or kind is not Scatter:
         said = (
             "returned a Scatter, which only a Gather may whose run is annotated `-> Scatter[..]`"
-            if type(scatter) is Scatter
-            else f"must return a Scatter, as its run is annotated, not {type(scatter).__name__}"
+            if kind is Scatter
+            else f"must return a Scatter, as its run is annotated, not {kind.__name__}"
         )
         runner.engine.fail(StageError(said, stage=runner.name, sequence=job.number))
         return

@@ -19,11 +19,12 @@ from pipeflow import finishing, handover, production
 from pipeflow.fence import REACHED
 from pipeflow.inputs import Batches
 from pipeflow.job import Job, Output
+from pipeflow.lacks import lacks
 from pipeflow.launching import launch
+from pipeflow.linger import Linger
 from pipeflow.observe.counters import Counters
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Sequence
 
     from pipeflow.device.base import Buffer
@@ -84,7 +85,6 @@ class Runner:
         self.flat = kind.value == "one-to-many"
         self.numbered = not self.flat and not scatters
         """One job (a source's: one step) makes one output, so its number is known when it starts."""
-        self.gathers = kind.value == "gather"
         self.steps = self.source or self.flat or scatters
         """Jobs in hand go on by themselves: generators, and scatters that wait for credits."""
         self.lanes: list[Lane] = []
@@ -105,7 +105,7 @@ class Runner:
 
         self.hand: deque[Job] = deque()
         """Jobs in the order they were started, until all they made has left."""
-        self.next_seq = 0
+        self.next_seq: int = 0
         """The next number of the domain it starts."""
         self.pins = 0
         """Readers that must launch before the next item may change what they read."""
@@ -124,7 +124,7 @@ class Runner:
         self.queued_for_pump = False
         self._next_lane = 0
         self._awaited: Item | None = None
-        self._linger: asyncio.TimerHandle | None = None
+        self._linger: Linger | None = None
 
     # Waking ----------------------------------------------------------------------------------------
 
@@ -132,6 +132,12 @@ class Runner:
         """At load."""
         self.lanes.append(lane)
         self.free += lane.in_flight
+
+    def take_from(self, inputs: Policy) -> None:
+        """At load, after its lanes."""
+        self.inputs = inputs
+        if isinstance(inputs, Batches) and inputs.linger is not None:
+            self._linger = Linger(self, inputs, inputs.linger)
 
     def wake(self) -> None:
         """Something changed that this stage may wait for."""
@@ -168,8 +174,8 @@ class Runner:
                 source.end()
             return self.discard()
         passed = inputs.gaps()
-        if self.gathers:
-            self._keep_linger(inputs)
+        if self._linger is not None:
+            self._linger.keep()
         for seq in passed:
             self._pass_gap(seq)
         return bool(passed)
@@ -221,41 +227,20 @@ class Runner:
         if edge.pinned and not (passes and self.fires_on_gaps):
             edge.producer.unpin()
 
-    # A gather's patience ---------------------------------------------------------------------------
-
     @property
     def lingering(self) -> bool:
         """A timer will close a batch: something will happen."""
-        return self._linger is not None
+        return self._linger is not None and self._linger.waiting
 
     @property
     def at_gate(self) -> bool:
         """A gate is closed before it; with nothing in hand here, another pipeline's barrier holds it."""
         return any(lane.gate is not None and not lane.gate.open for lane in self.lanes)
 
-    def _keep_linger(self, batches: Policy) -> None:
-        """Have a timer for the batch that has waited longest. Only where the stage says `linger`."""
-        assert isinstance(batches, Batches)
-        seconds: float | None = getattr(self.lanes[0].stage, "linger", None) if self.lanes else None
-        if seconds is None:
-            return
-        since = batches.waits_since()
-        if self._linger is not None and (since is None or self._linger.when() != since + seconds):
-            self._linger.cancel()
-            self._linger = None
-        if since is not None and self._linger is None:
-            self._linger = self.engine.loop.call_at(since + seconds, self._lingered, batches, since)
-
-    def _lingered(self, batches: Batches, since: float) -> None:
-        self._linger = None
-        batches.flush(since)
-        self.wake()
-
     def stop_waiting(self) -> None:
         """No job will start here any more: drop the timer, and the places in queues for leases."""
         if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
+            self._linger.stop()
         for lane in self.lanes:
             if lane.leases:
                 lane.leases.forget()
@@ -432,35 +417,9 @@ class Runner:
         self.wake()
         self.engine.node_closed(self)
 
-    # What it waits for -----------------------------------------------------------------------------
-
     def waits_for(self) -> str:
         """For a stall report: the first thing it lacks, in words."""
-        if self.closed:
-            return "ended"
-        for job in self.hand:
-            if job.launching:
-                return f"its own code, on item {job.number}"
-        if self.finishing:
-            return "its own code, in finish"
-        if self.pins:
-            return "readers of its last version, which have not launched"
-        for edge in self.outs:
-            if not edge.admits():
-                return (
-                    f"a credit on {edge} ({edge.credits} of {edge.items_limit} out, {edge.queued} queued, "
-                    f"{edge.gathered} gathered, {edge.bytes_live} bytes)"
-                )
-        for lane in self.lanes:
-            if lane.gate is not None and not lane.gate.open:
-                return f"the gate of {lane.device.name}, which a barrier holds closed"
-            if lane.leases and (instance := lane.leases.blocked_by()) is not None:
-                return f"a lease of resource {instance.shared.name}"
-        if self.inputs is not None and not self.inputs.ended():
-            return self.inputs.waits_for()
-        if any(lane.busy for lane in self.lanes):
-            return "the fences of its last items"
-        return "its caller" if self.inputs is None and not self.engine.sources_open else "its own end"
+        return lacks(self)
 
     def __repr__(self) -> str:
         return f"Runner({self.name})"

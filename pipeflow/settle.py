@@ -87,7 +87,8 @@ def _join_threads(threads: dict[threading.Thread, str], deadline: float) -> None
 
 
 async def _join(engine: Engine, deadline: float) -> None:
-    """Wait for the threads that were told to stop. What they posted before is on the loop when this returns."""
+    """Wait for the threads that were told to stop. What they posted before is on the loop
+    when this returns."""
 
     def join() -> None:
         for launcher in engine.launchers:

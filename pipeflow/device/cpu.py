@@ -95,7 +95,7 @@ class Cpu:
         return Freed(self.name, before, self.memory().reserved)
 
     def memory(self) -> Memory:
-        """Resident bytes of the process stand for both used and reserved: the system allocator tells no more."""
+        """Resident bytes stand for both used and reserved: the system allocator tells no more."""
         import os
 
         resident = 0

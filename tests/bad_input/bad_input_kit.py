@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -234,8 +233,3 @@ def all_whole(run_dir: Path) -> None:
         tensors, about = read(version)
         assert tensors
         assert about["step"] >= 0
-
-
-def python() -> str:
-    """The interpreter of the tests."""
-    return sys.executable

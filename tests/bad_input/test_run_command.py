@@ -116,22 +116,24 @@ def test_a_closed_stderr_does_not_end_a_run(numbers: Path, tmp_path: Path) -> No
 
 
 def test_no_progress_bars_without_a_terminal(tmp_path: Path) -> None:
-    file = tiny(tmp_path)
+    file = tiny(tmp_path, hold="uses: 'points:Hold', with: {at: 20}", release="points:Quiet")
     run = Run(tmp_path, "run", str(file), "--run-dir", "r", "--json", "steps=30")
+    run.reach("run")  # it stands until it was told how it stands
+    run.until(lambda: re.search(r"running .* loss \d.* tau \d", run.stderr), "tells how it stands")
+    run.go("run")
     assert run.wait() == 0, run.stderr
     (line,) = run.stdout.splitlines()
     assert json.loads(line) == summary_of(tmp_path / "r")
     assert "\x1b" not in run.stderr
     assert "\r" not in run.stderr
-    found = [line for line in run.stderr.splitlines() if "running" in line]
-    assert found, run.stderr
+    found = [line for line in run.stderr.splitlines() if "running" in line and "loss" in line]
     for part in (r"step \d+/30", r"ETA ", r"[\d,]+ tok/s", r"loss \d", r"tau \d", r"queues: .*train \d/4"):
         assert re.search(part, found[-1]), (part, found[-1])
 
 
 def test_a_live_view_on_a_terminal(tmp_path: Path) -> None:
     """Throughput, loss, tau, ETA, queue fill and the bottleneck; stdout stays for data."""
-    file = tiny(tmp_path, hold="uses: 'points:Hold', with: {at: 20}")
+    file = tiny(tmp_path, hold="uses: 'points:Hold', with: {at: 20}", release="points:Quiet")
     ours, theirs = pty.openpty()
     shown = bytearray()
 
@@ -231,7 +233,7 @@ def test_the_run_folder_is_as_promised(tmp_path: Path) -> None:
 
 def test_tokens_a_second_are_those_between_steps(tmp_path: Path) -> None:
     """The logged rate is tokens over the time since the step before: its times add up to the run's."""
-    file = tiny(tmp_path)
+    file = tiny(tmp_path, release="points:Quiet")
     run = Run(tmp_path, "run", str(file), "--run-dir", "r", "steps=30")
     assert run.wait() == 0, run.stderr
     train = [line for line in lines_of(tmp_path / "r" / "metrics.jsonl") if line["stage"] == "train"]
@@ -358,7 +360,7 @@ def test_a_fault_while_closing_is_told_in_the_summary_too(numbers: Path, tmp_pat
         (
             "pipeflow: 1\nname: x\nstages: {a: {uses: data/jsonll}}\n",
             1,
-            r"file\.yaml:3:19 - stages\.a\.uses: ",
+            r"file\.yaml:3:20 - stages\.a\.uses: ",
         ),
         (
             "pipeflow: 1\nname: x\nstages: {a: {uses: data/jsonl, with: {path: none.jsonl}}}\n",

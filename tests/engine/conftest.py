@@ -1,10 +1,8 @@
-# ruff: noqa: TC003 - annotations are read at run time
 """Axiom 4.2 under every test of the engine: its state changes on the loop's thread alone."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -38,8 +36,7 @@ def on_loop(method: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def state_changes_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def state_changes_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     for cls, names in STATE.items():
         for name in names.split():
             monkeypatch.setattr(cls, name, on_loop(getattr(cls, name)))
-    yield

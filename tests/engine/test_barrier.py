@@ -6,15 +6,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from flows import collector, fine, flow, go, in_loop, settled
 from test_resources import Box
 
 from pipeflow import DROP, Cancelled, Pipeline, StageError, stage
-from pipeflow.item import Trigger
 from pipeflow.stage import Stage
+
+if TYPE_CHECKING:
+    from pipeflow.item import Trigger
 
 RESOURCES = {"box": {"uses": "box"}}
 

@@ -1,6 +1,6 @@
 # ruff: noqa: TC003 - stages as an author writes them; annotations are read at run time
-"""`cpu-late`: results are there once their fence is reached, and gone once the item is retired. Planted faults
-show in the result; honest stages give what they give on `cpu`."""
+"""`cpu-late`: results are there once their fence is reached, and gone once the item is retired. Planted
+faults show in the result; honest stages give what they give on `cpu`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: TC003 - stages as an author writes them; annotations are read at run time
-"""Inside somebody else's program: their loop, their task group, their cancels (DESIGN, structured concurrency)."""
+"""Inside somebody else's program: their loop, their task group, their cancels."""
 
 from __future__ import annotations
 

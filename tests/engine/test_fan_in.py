@@ -92,8 +92,8 @@ def test_an_empty_source_ends_a_join(tmp_path: Path) -> None:
 
 
 def test_a_join_that_ended_frees_the_longer_source_for_what_lies_behind(tmp_path: Path) -> None:
-    """The longer source feeds the join and a second join behind it: the first must end with its shorter input,
-    or each of the two would wait for the other (found by the random graphs)."""
+    """The longer source feeds the join and a second join behind it: the first must end with its shorter
+    input, or each of the two would wait for the other (found by the random graphs)."""
     seen: list[Any] = []
 
     @stage
