@@ -326,8 +326,8 @@ class BarrierRunner(Runner):
             gate.reopen(self)
 
     async def _charge(self) -> dict[str, Sequence[Edge]]:
-        """Credits for what the section emits, before any gate closes (a consumer may be behind one) and
-        before its turn among barriers (a consumer may be another one)."""
+        """Credits for what the section emits, before any gate closes: a consumer may be behind one.
+        And before its turn among barriers, so that none holds up the others while it waits for a consumer."""
         nodes = self.section
         while not all(edge.admits() for node in nodes for edge in node.edges_for(node.next_seq)) or any(
             node.pins for node in nodes

@@ -230,7 +230,7 @@ def test_two_barriers_take_turns(tmp_path: Path) -> None:
 
 
 def test_the_output_of_one_section_may_feed_another_barrier(tmp_path: Path) -> None:
-    """One credit between them: the first takes it before its turn, or each would wait for the other."""
+    """One credit between them, and both want the same gates."""
     busy, seen = Busy(), []
     spec = files(every=2)
     spec["x"] = {"uses": "any", "from": "p", "on": "cpu", "queue": {"items": 1}}

@@ -131,8 +131,13 @@ def test_every_of_an_unordered_source_and_flat_map_is_by_number_too(tmp_path: Pa
 
 
 def test_the_number_a_stage_hears_is_its_items(tmp_path: Path) -> None:
-    """A flat-map's seed follows its input's number: one seed for all would repeat the same draws."""
+    """A flat-map's seed follows its input's number: one seed for all would repeat the same draws, and a count
+    of jobs would shift with each item dropped before."""
     heard: list[tuple[int, int]] = []
+
+    @stage
+    def evens(item: int) -> int:
+        return DROP if item % 2 else item  # type: ignore[return-value]
 
     @stage
     def pair(item: int, ctx):
@@ -140,9 +145,13 @@ def test_the_number_a_stage_hears_is_its_items(tmp_path: Path) -> None:
         yield item
         yield item
 
-    stages = {"a": {"uses": "numbers", "with": {"count": 3}}, "b": {"uses": "pair", "from": "a"}}
-    fine(go(tmp_path, stages, {"pair": pair}))
-    assert heard == [(0, 0), (1, 1), (2, 2)]
+    stages = {
+        "a": {"uses": "numbers", "with": {"count": 6}},
+        "e": {"uses": "evens", "from": "a"},
+        "b": {"uses": "pair", "from": "e"},
+    }
+    fine(go(tmp_path, stages, {"pair": pair, "evens": evens}))
+    assert heard == [(0, 0), (2, 2), (4, 4)]
 
 
 def test_no_context_is_made_for_a_stage_that_does_not_ask(
