@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -28,6 +28,9 @@ class DrafterResource(pipeflow.Resource):
         layers: Annotated[int, msgspec.Meta(ge=1)] = 5
         taps: Annotated[int, msgspec.Meta(ge=1, description="layers of the target tapped")] = 5
         intermediate_size: int | None = None
+        init: Annotated[
+            Literal["random", "target"], msgspec.Meta(description="target: copies of its last layers")
+        ] = "random"
         start: pipeflow.InputPath | None = None
 
     reads: ClassVar = {"target": CausalLM}
@@ -36,6 +39,7 @@ class DrafterResource(pipeflow.Resource):
         import torch
 
         from pipeflow_stages.dflash.export import load_drafter
+        from pipeflow_stages.dflash.inherit import inherit
         from pipeflow_stages.dflash.model import Drafter, config_for_target
         from pipeflow_stages.dflash.taps import tap_layers
 
@@ -59,6 +63,8 @@ class DrafterResource(pipeflow.Resource):
         )
         if options.start is None:
             drafter = Drafter(config, torch.Generator().manual_seed(ctx.seed))
+            if options.init == "target":
+                inherit(drafter, target.model)
         else:
             drafter, found = load_drafter(options.start)
             if found != config:

@@ -69,6 +69,9 @@ class Train(pipeflow.Stage[Packed, Step]):
             weight_decay=self.config.weight_decay,
             fused=torch.device(ctx.device).type == "cuda",
         )
+        target = ctx.read("target")
+        # Frozen, so its copy in the type of the products is made once and not in every step.
+        self._head = target.head.detach().to(target.compute_dtype)
         self._step = 0
         self._tokens = 0
         self._last = time.perf_counter()
@@ -119,7 +122,7 @@ class Train(pipeflow.Stage[Packed, Step]):
         with target.autocast():
             embedded = F.embedding(item.block_ids.view(rows, -1), target.embedding)
             hidden = drafter(item.features, embedded, context, positions, mask)
-            return drafter_loss(hidden, target.head, item.labels, item.weights, self.config.chunk)
+            return drafter_loss(hidden, self._head, item.labels, item.weights, self.config.chunk)
 
     def _check(self, item: Packed, config) -> None:
         width = config.num_taps * config.hidden_size
