@@ -307,6 +307,7 @@ class Assembly:
             timeout=runner.timeout,
         )
         lane.is_source = runner.kind is Kind.SOURCE
+        lane.debug_sync = self.engine.debug_sync
         self._launchers(lane, runner, launcher)
         self.lanes.append(lane)
         return lane

@@ -76,6 +76,8 @@ class Route(Stage[Any, Port[Any]]):
         if name not in self.config.ports:
             if self.config.otherwise is None:
                 known = ", ".join(self.config.ports)
-                raise ValueError(f"{self.config.by} is {name!r}, which is no port ({known}) and there is no `otherwise`")
+                raise ValueError(
+                    f"{self.config.by} is {name!r}, which is no port ({known}) and there is no `otherwise`"
+                )
             name = self.config.otherwise
         return Port(name, item)

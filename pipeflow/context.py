@@ -74,8 +74,8 @@ class ResourceContext:
 class Context:
     """Handed to `setup`, `run` and `finish`: one a job."""
 
-    __slots__ = ("_enqueue", "_logged", "_reads", "_reported", "_stop", "_versions", "_writes", "device",
-                 "lane", "run_dir", "sequence", "stage", "stage_seed")  # fmt: skip
+    __slots__ = ("_enqueue", "_reads", "_stop", "_versions", "_writes", "device", "lane", "logged",
+                 "reported", "run_dir", "sequence", "stage", "stage_seed")  # fmt: skip
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class Context:
         self._reads = reads
         self._writes = writes
         self._versions = versions
-        self._logged: list[dict[str, Any]] = []
-        self._reported: dict[str, Any] = {}
+        self.logged: list[dict[str, Any]] = []
+        self.reported: dict[str, Any] = {}
         self._enqueue = enqueue
 
     def read(self, role: str) -> Any:
@@ -162,11 +162,11 @@ class Context:
     def log(self, **values: Any) -> None:
         """One line of metrics.jsonl, read when the job's fence is reached; tensors of one element are
         welcome, and are not waited for here. Several calls make several lines."""
-        self._logged.append(values)
+        self.logged.append(values)
 
     def report(self, **values: Any) -> None:
         """Set keys of summary.json, read when the job's fence is reached; the last job's value stands."""
-        self._reported.update(values)
+        self.reported.update(values)
 
     async def enqueue(self, function: Callable[[], Any]) -> Any:
         """In an async stage with `on:`, run `function` on the lane's thread and stream. A closed barrier

@@ -269,13 +269,13 @@ class Engine:
 
     def logged(self, node: Runner, seq: int | None, context: Context) -> None:
         """What a job logged and reported, now that its values are there."""
-        if context._logged:
-            lines, context._logged = context._logged, []
+        if context.logged:
+            lines, context.logged = context.logged, []
             for values in lines:
                 step = values.pop("step", seq + 1 if seq is not None else None)
                 self.record(node.name, step=step, **{key: _plain(value) for key, value in values.items()})
-        if context._reported:
-            reported, context._reported = context._reported, {}
+        if context.reported:
+            reported, context.reported = context.reported, {}
             self.reported.update({key: _plain(value) for key, value in reported.items()})
 
     def record(self, stage: str, **values: Any) -> None:

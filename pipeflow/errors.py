@@ -1,14 +1,14 @@
 """The error tree. Everything pipeflow raises on purpose is a `PipeflowError`.
 
-    PipeflowError
-     +- DocumentError     the file cannot be read as a pipeline (carries every diagnostic, with places)
-     +- GraphError        the file reads well, but the pipeline it describes must not start
-     +- StageError        stage code failed, or broke a rule of the engine (`stage`, `sequence`)
-     +- DeviceError       a device reported a fault
-     +- StallError        nothing moves and nothing will, with the reason stage by stage
-     +- Dropped           a submitted item was dropped on its way (skipped, or filtered)
-     +- Cancelled         the run was cancelled by its second signal or by `Pipeline.cancel`
-     +- Stuck             work could not be awaited within the grace period (threads named)
+PipeflowError
+ +- DocumentError     the file cannot be read as a pipeline (carries every diagnostic, with places)
+ +- GraphError        the file reads well, but the pipeline it describes must not start
+ +- StageError        stage code failed, or broke a rule of the engine (`stage`, `sequence`)
+ +- DeviceError       a device reported a fault
+ +- StallError        nothing moves and nothing will, with the reason stage by stage
+ +- Dropped           a submitted item was dropped on its way (skipped, or filtered)
+ +- Cancelled         the run was cancelled by its second signal or by `Pipeline.cancel`
+ +- Stuck             work could not be awaited within the grace period (threads named)
 """
 
 from __future__ import annotations

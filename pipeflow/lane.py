@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pipeflow.context import Context
+from pipeflow.device.base import imported_torch
 from pipeflow.errors import DeviceError
 from pipeflow.item import Port, Scatter
 from pipeflow.job import END, Launched
@@ -74,6 +75,8 @@ class Lane:
         self.is_source = False
         self.has_setup = type(stage).setup is not Stage.setup
         self.has_finish = type(stage).finish is not Stage.finish
+        self.debug_sync = False
+        """Wait for the device after each launch, so that its fault is raised at the launch that made it."""
         self.enqueue: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
         """Set for async stages on a device: runs a call on the lane's thread and stream, past the gate."""
         self._deadlines: dict[asyncio.Task[Any] | None, asyncio.Timeout] = {}
@@ -117,11 +120,13 @@ class Lane:
                 raise
             except BaseException as raised:  # a SystemExit too is stage code's fault, not the thread's end
                 error = raised
-            if context is not None and context._logged:
+            if context is not None and (context.logged or context.reported):
                 self._fetch_logged(context)
             if self.device.copies_out and error is None:
                 value = _hand_out(self.device, value, job.value)
             mark = self.stream.record(_payload(value), job.value)
+            if self.debug_sync:
+                mark.wait()
         return Launched(value, mark, context, error, time.perf_counter() - begun)
 
     def _call(self, job: Job, context: Context | None) -> Any:
@@ -197,20 +202,18 @@ class Lane:
         self, value: Any, given: Any, context: Context | None, error: BaseException | None
     ) -> tuple[Any, Mark]:
         """The end of an async job, on its lane's thread: fetch what it logged, record its mark."""
-        if context is not None and context._logged:
+        if context is not None and (context.logged or context.reported):
             self._fetch_logged(context)
         if self.device.copies_out and error is None:
             value = _hand_out(self.device, value, given)
         return value, self.stream.record(_payload(value), given)
 
     def _fetch_logged(self, context: Context) -> None:
-        """Enqueue the copies by which logged tensors reach the host, behind the job's own work."""
-        import sys
-
-        torch = sys.modules.get("torch")
+        """Enqueue the copies by which logged and reported tensors reach the host, behind the job's work."""
+        torch = imported_torch()
         if torch is None:
             return
-        for values in context._logged:
+        for values in (*context.logged, context.reported):
             for key, value in values.items():
                 if isinstance(value, torch.Tensor):
                     values[key] = self.device.to_host(value.detach(), self.stream)
@@ -228,7 +231,7 @@ class Lane:
                 raise
             except BaseException as raised:
                 error = raised
-            if context._logged:
+            if context.logged or context.reported:
                 self._fetch_logged(context)
             mark = self.stream.record()
         return Launched(None, mark, context, error, time.perf_counter() - begun)

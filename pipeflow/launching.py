@@ -152,7 +152,7 @@ class Launch:
         if lane.gate is not None and lane.enqueue is None:
             lane.gate.leave(lane, job.number)
         job.unreached -= 1
-        if context is not None and (context._logged or context._reported):
+        if context is not None and (context.logged or context.reported):
             self._runner.engine.logged(self._runner, job.number, context)
 
     def over_time(self) -> None:

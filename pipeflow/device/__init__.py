@@ -35,4 +35,6 @@ def make_device(name: str) -> Device:
         from pipeflow.device.cuda import Cuda
 
         return Cuda(name)
-    raise DeviceError(f"there is no device {name!r}; known are cpu, cuda:N, auto and the test device cpu-late")
+    raise DeviceError(
+        f"there is no device {name!r}; known are cpu, cuda:N, auto and the test device cpu-late"
+    )

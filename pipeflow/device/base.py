@@ -136,15 +136,25 @@ class Device(Protocol):
         ...
 
 
+def imported_torch() -> Any:
+    """torch, if this process has imported it; else None, and nothing can hold a tensor.
+
+    None too while another thread is still importing it: its module is there then, but half empty.
+    """
+    import sys
+
+    torch = sys.modules.get("torch")
+    spec = getattr(torch, "__spec__", None)
+    return None if spec is None or getattr(spec, "_initializing", False) else torch
+
+
 def tensors_in(value: Any) -> Iterable[Any]:
     """Every tensor in a value: tensors, lists, tuples, dicts, msgspec Structs, dataclasses.
 
     Other objects are opaque: a tensor hidden in one is neither counted nor copied.
     """
-    import sys
-
-    torch = sys.modules.get("torch")
-    if torch is None:  # nothing can hold a tensor where torch was never imported
+    torch = imported_torch()
+    if torch is None:
         return
     stack = [value]
     while stack:

@@ -142,7 +142,9 @@ class Cuda:
 
         def move(tensor: Any) -> Any:
             if to.torch_name == "cpu":
-                return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+                return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+                    tensor, non_blocking=True
+                )
             if tensor.device.type == "cpu" and not tensor.is_pinned():
                 tensor = tensor.pin_memory()
             return tensor.to(to.torch_name, non_blocking=True, copy=True)

@@ -11,6 +11,32 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
+HOOK = """
+import importlib
+
+def guard(module, name):
+    home = importlib.import_module(module)
+    cls = getattr(home, name)
+    inner = cls.run
+
+    def run(self, item, ctx):
+        import torch
+
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return inner(self, item, ctx)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    run.__annotations__ = inner.__annotations__
+    run.__globals__.update({key: value for key, value in vars(home).items() if key[0] != "_"})
+    cls.run = run
+
+guard("pipeflow_stages.dflash.target", "Target")
+guard("pipeflow_stages.dflash.pack", "Pack")
+guard("pipeflow_stages.dflash.train", "Train")
+"""
+
 TINY = Path(__file__).parents[2] / "examples" / "dflash_tiny.yaml"
 
 
@@ -36,25 +62,7 @@ def test_the_same_file_uses_the_gpu(tmp_path: Path) -> None:
 def test_no_stage_makes_the_host_wait(tmp_path: Path) -> None:
     """torch raises at every synchronizing call inside `run` of the target, pack and train stages."""
     hook = tmp_path / "sitecustomize.py"
-    hook.write_text(
-        "import importlib\n"
-        "def guard(module, name):\n"
-        "    cls = getattr(importlib.import_module(module), name)\n"
-        "    inner = cls.run\n"
-        "    def run(self, item, ctx):\n"
-        "        import torch\n"
-        "        torch.cuda.set_sync_debug_mode('error')\n"
-        "        try:\n"
-        "            return inner(self, item, ctx)\n"
-        "        finally:\n"
-        "            torch.cuda.set_sync_debug_mode('default')\n"
-        "    run.__annotations__ = inner.__annotations__\n"
-        "    run.__globals__.update({k: v for k, v in vars(importlib.import_module(module)).items() if k[0] != '_'})\n"
-        "    cls.run = run\n"
-        "for module, name in (('pipeflow_stages.dflash.target', 'Target'), ('pipeflow_stages.dflash.pack', 'Pack'),\n"
-        "                     ('pipeflow_stages.dflash.train', 'Train')):\n"
-        "    guard(module, name)\n"
-    )
+    hook.write_text(HOOK)
     import os
 
     done = subprocess.run(

@@ -134,7 +134,7 @@ def test_over_long_rows(run: Any, make_target: Any, over_long: str) -> None:
     row = run(target, item, max_length=72, over_long=over_long)
     if over_long == "drop":
         assert row is DROP
-        assert run.context._logged == [{"dropped_over_long": 1, "tokens": 73, "source": "rows.jsonl:7"}]
+        assert run.context.logged == [{"dropped_over_long": 1, "tokens": 73, "source": "rows.jsonl:7"}]
     else:
         assert row.input_ids == whole.input_ids[:72]
         assert supervised(target, row) == ["x" * 50 + "<|im_end|>"]

@@ -101,7 +101,7 @@ def bench(make_context: Any, target: LanguageModel, drafter: Any) -> Callable[..
 
 
 def reported(context: Any) -> dict[str, Any]:
-    return {key: float(value) for key, value in context._reported.items()}
+    return {key: float(value) for key, value in context.reported.items()}
 
 
 def test_the_reports_are_those_of_the_definitions(
@@ -123,13 +123,13 @@ def test_the_reports_are_those_of_the_definitions(
     assert reported(start)["tau_start"] == pytest.approx(accepted / blocks)
     constant = decode.constant_tau([(row.input_ids, row.loss_mask) for row in rows_of(5)], BLOCK)
     assert reported(start)["tau_constant"] == pytest.approx(constant.tau, abs=1e-6)
-    assert start._logged[0]["step"] == 0
-    assert int(start._logged[0]["blocks"]) == blocks
+    assert start.logged[0]["step"] == 0
+    assert int(start.logged[0]["blocks"]) == blocks
     end = b.call("finish")
     assert reported(end)["tau_end"] == pytest.approx(accepted / blocks)  # nothing was trained
-    assert {"tau_decode", "lossless", "plain_tokens_per_s", "decode_tokens_per_s"} <= set(end._reported)
-    assert end._reported["lossless"] is True
-    last = end._logged[-1]
+    assert {"tau_decode", "lossless", "plain_tokens_per_s", "decode_tokens_per_s"} <= set(end.reported)
+    assert end.reported["lossless"] is True
+    last = end.logged[-1]
     assert (last["mode"], last["step"]) == ("decode", 5)
     assert last["tau"] == pytest.approx(last["accepted"] / last["blocks"])
     assert sum(last["histogram"]) == last["blocks"]
@@ -140,16 +140,16 @@ def test_plain_text_is_decoded_from_its_first_token(bench: Callable[..., Bench])
     b = bench(rows_of(3, plain=True))
     b.call("setup")
     end = b.call("finish")
-    assert end._reported["lossless"] is True
-    assert end._reported["tau_decode"] >= 1
+    assert end.reported["lossless"] is True
+    assert end.reported["tau_decode"] >= 1
 
 
 def test_a_measurement_in_between_is_logged_with_its_step(bench: Callable[..., Bench]) -> None:
     b = bench()
     b.call("setup")
     context = b.call("run", Step(7, torch.zeros(()), 1))
-    assert [line["step"] for line in context._logged] == [7]
-    assert context._reported == {}
+    assert [line["step"] for line in context.logged] == [7]
+    assert context.reported == {}
 
 
 def test_a_drain_in_setup_measures_nothing(
@@ -158,9 +158,9 @@ def test_a_drain_in_setup_measures_nothing(
     for after in (0, 1, 2):  # at once, and between two batches
         b = bench()
         start = b.call("setup", stop=Stop(after))
-        assert (start._logged, start._reported) == ([], {})
+        assert (start.logged, start.reported) == ([], {})
         end = b.call("finish", stop=Stop(0))
-        assert (end._logged, end._reported) == ([], {})
+        assert (end.logged, end.reported) == ([], {})
 
 
 def test_a_drain_ends_measurements_in_time_and_tells_only_whole_ones(
@@ -180,14 +180,14 @@ def test_a_drain_ends_measurements_in_time_and_tells_only_whole_ones(
     assert len(b.stage._batches) == 3
     assert evaluate.DRAIN_SECONDS == 5
     during = b.call("run", Step(2, torch.zeros(()), 1), stop=Stop(0))
-    assert (calls, during._logged) == ([], [])  # the last one follows soon
+    assert (calls, during.logged) == ([], [])  # the last one follows soon
     end = b.call("finish", stop=Stop(0))
     assert len(calls) == 2  # the second began within the time, the third would not
-    assert (end._logged, end._reported) == ([], {})  # not over the rows of the others
+    assert (end.logged, end.reported) == ([], {})  # not over the rows of the others
     calls.clear()
     monkeypatch.setattr(evaluate, "DRAIN_SECONDS", 1e6)
     whole = b.call("finish", stop=Stop(0))
-    assert set(whole._reported) == {"tau_end"}  # and no decoding begins
+    assert set(whole.reported) == {"tau_end"}  # and no decoding begins
     assert len(calls) == 3
 
 
@@ -198,15 +198,15 @@ def test_a_drain_between_two_prompts_ends_the_decoding(bench: Callable[..., Benc
     b.call("finish", stop=asked)
     questions = 10**9 - asked.left
     short = b.call("finish", stop=Stop(questions - 1))  # the last question: before the second prompt
-    assert short._logged[-1]["mode"] == "decode"
+    assert short.logged[-1]["mode"] == "decode"
     whole = b.call("finish")
-    assert short._logged[-1]["blocks"] < whole._logged[-1]["blocks"]
+    assert short.logged[-1]["blocks"] < whole.logged[-1]["blocks"]
 
 
 def test_no_rows_at_all_report_nothing(make_context: Any, target: LanguageModel, drafter: Any) -> None:
     b = Bench(make_context, target, drafter, [])
-    assert "tau_start" not in b.call("setup")._reported
-    assert b.call("finish")._reported == {}
+    assert "tau_start" not in b.call("setup").reported
+    assert b.call("finish").reported == {}
 
 
 # The host never waits ------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_the_device_stages_never_make_the_host_wait(
 
     for _ in range(2):
         context = no_host_reads(step)
-    (line,) = context._logged
+    (line,) = context.logged
     assert {"loss", "lr", "grad_norm", "tokens", "tokens_per_s", "anchors", "slot_accuracy"} <= set(line)
     assert isinstance(line["loss"], torch.Tensor)
     assert isinstance(line["tokens_per_s"], float)

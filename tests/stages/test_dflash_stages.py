@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,9 @@ def batch(*rows: tuple[list[int], list[int]], documents: list[int] | None = None
     )
 
 
-def packed(target: LanguageModel, make_context: Callable[..., Any], item: TokenBatch, **options: Any) -> Packed:
+def packed(
+    target: LanguageModel, make_context: Callable[..., Any], item: TokenBatch, **options: Any
+) -> Packed:
     stage = Target(Target.Config(taps=TAPS))
     context = make_context(reads={"target": target})
     stage.setup(context)
@@ -136,7 +139,7 @@ def test_a_batch_without_an_anchor_is_a_step_of_loss_zero(target: LanguageModel,
 def test_blocks_of_another_size_are_refused(target: LanguageModel, make_context: Any) -> None:
     stage, _, context = trainer(target, make_context)
     item = packed(target, make_context, batch(ROW), block_size=BLOCK + 1)
-    with pytest.raises(PipeflowError, match="blocks of 5 .* wants blocks of 4"):
+    with pytest.raises(PipeflowError, match=r"blocks of 5 .* wants blocks of 4"):
         stage.run(item, context)
 
 
@@ -151,5 +154,5 @@ def test_the_learning_rate_rises_then_falls_as_a_cosine() -> None:
     assert rates[4] == 1.0
     assert math.isclose(rates[52], 0.5)
     assert rates[100] == 0.0
-    assert all(a >= b for a, b in zip(rates[4:], rates[5:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(rates[4:]))
     assert learning_rate(5, 0, 1.0, 0.04) == 0.0

@@ -110,7 +110,7 @@ def test_a_cut_answer_ends_its_conversation(answer: Any, make_target: Any) -> No
 def test_an_empty_answer_is_dropped_and_counted(answer: Any, make_target: Any) -> None:
     target = stop_at(make_target(), ask("one"), 0)
     assert answer(target, ask("one")) == []
-    assert answer.context._logged == [{"dropped_empty": 1}]
+    assert answer.context.logged == [{"dropped_empty": 1}]
 
 
 def test_sampling_hangs_on_the_seed_alone_and_leaves_the_global_generator(
@@ -163,7 +163,7 @@ def test_a_stop_gives_the_batch_up_and_counts_it(make_context: Any, make_target:
     context = make_context(reads={"target": target}, stop=stop)
     stage = Generate(Generate.Config(max_new_tokens=200))
     assert list(stage.run(PromptBatch((ask("a"), ask("b"))), context)) == []
-    assert context._logged == [{"left_out": 2}]
+    assert context.logged == [{"left_out": 2}]
     assert calls <= 4
 
 

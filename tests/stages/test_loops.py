@@ -45,7 +45,7 @@ def test_the_rule(make_context: Callable[..., Context], text: str, dropped: bool
     stage.setup(context)
     item = answered(text)
     assert stage.run(item, context) is (DROP if dropped else item)
-    assert context._reported == {"dropped_looping": int(dropped), "dropped_cut": 0, "kept": int(not dropped)}
+    assert context.reported == {"dropped_looping": int(dropped), "dropped_cut": 0, "kept": int(not dropped)}
 
 
 def test_drops_are_counted_over_the_run(make_context: Callable[..., Context]) -> None:
@@ -59,8 +59,8 @@ def test_drops_are_counted_over_the_run(make_context: Callable[..., Context]) ->
     ):
         context = make_context()
         stage.run(item, context)
-    assert context._reported == {"dropped_looping": 2, "dropped_cut": 1, "kept": 1}
-    assert context._logged == [{"dropped_looping": 1, "source": "a:1", "kind": ""}]
+    assert context.reported == {"dropped_looping": 2, "dropped_cut": 1, "kept": 1}
+    assert context.logged == [{"dropped_looping": 1, "source": "a:1", "kind": ""}]
 
 
 def test_cut_answers_may_be_kept_and_the_rule_be_set(make_context: Callable[..., Context]) -> None:

@@ -132,7 +132,7 @@ def test_the_stage_numbers_on_and_keeps_the_newest(make_context: Any, tmp_path: 
             model.weight.fill_(step)
         trigger = Trigger(step - 1, {}, "every")
         assert stage.run(trigger, context) is trigger
-        (line,) = context._logged
+        (line,) = context.logged
         assert (line["step"], line["version"]) == (step, step)
         assert line["bytes"] == 24
     left = versions(context.run_dir / "weights")

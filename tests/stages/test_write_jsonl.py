@@ -39,7 +39,7 @@ def test_rows_read_back(make_context: Callable[..., Context]) -> None:
     stage.close()
     back = [parse_row(line, "x") for line in path.read_bytes().splitlines()]
     assert [(r.messages, r.text, r.kind) for r in back] == [(r.messages, r.text, r.kind) for r in ROWS]
-    assert context._reported == {"rows_written": 2}
+    assert context.reported == {"rows_written": 2}
     assert [p.name for p in path.parent.iterdir()] == ["out.jsonl"]
 
 

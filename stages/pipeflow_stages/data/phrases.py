@@ -10,10 +10,10 @@ import random
 from collections.abc import Iterator  # noqa: TC003  (the type check resolves the hints of run)
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import pipeflow
 from msgspec import Meta
-from pipeflow.context import seed_of
 
+import pipeflow
+from pipeflow.context import seed_of
 from pipeflow_stages.rows import Rows
 from pipeflow_stages.types import TokenRow
 
@@ -58,7 +58,9 @@ class PhraseBook(pipeflow.Resource):
     def open(self, ctx: ResourceContext) -> Book:
         options = self.config
         chance = random.Random(ctx.seed)
-        phrases = [[chance.randrange(options.symbols) for _ in range(options.tokens)] for _ in range(options.phrases)]
+        phrases = [
+            [chance.randrange(options.symbols) for _ in range(options.tokens)] for _ in range(options.phrases)
+        ]
         return Book(phrases, options.symbols, options.length, options.lead)
 
 
