@@ -43,7 +43,8 @@ _HOMES = {
     "config": "Config Duration InputPath OutputPath Size",
     "context": "Context ResourceContext",
     "diagnostic": "Diagnostic Place",
-    "errors": "Cancelled DeviceError DocumentError Dropped GraphError PipeflowError StageError StallError Stuck",
+    "errors": "Cancelled DeviceError DocumentError Dropped GraphError PipeflowError StageError StallError "
+    "Stuck",
     "item": "DROP Failed Port Scatter Trigger Version",
     "pipeline": "Pipeline open",
     "registry": "Registry",

@@ -184,7 +184,8 @@ class Pipeline:
             if (name is None and len(inputs) == 1) or runner.name == name:
                 if self._assembly.answering is None:
                     raise PipeflowError(
-                        f"pipeline {self.name!r} has several ends: add a stage that `uses: output` where results leave"
+                        f"pipeline {self.name!r} has several ends: "
+                        "add a stage that `uses: output` where results leave"
                     )
                 return runner
         if not inputs:

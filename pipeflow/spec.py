@@ -1,4 +1,4 @@
-"""The file format, version 1, as msgspec Structs. A key that does nothing yet is not here, so it is refused."""
+"""The file format, version 1, as msgspec Structs. A key that does nothing yet is not here: it is refused."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class StageSpec(_Spec, kw_only=True):
     every: Count | None = None
     """Takes the items whose (number + 1) is a multiple of it."""
     limit: Count | None = None
-    """Takes this many items (a gather: makes this many batches), then ends, and with it the sources behind."""
+    """Takes this many items (a gather: makes so many batches), then ends, and with it the sources behind."""
     ordered: bool = True
     replicas: Count = 1
     """Lanes a device."""

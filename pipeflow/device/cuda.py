@@ -137,7 +137,7 @@ class Cuda:
         return value
 
     def copy(self, value: Any, to: Device, stream: Stream) -> Any:
-        """Into fresh memory of the other place: pinned memory for the host, so that the copy is asynchronous."""
+        """Into fresh memory of the other place; on the host pinned, so that the copy is asynchronous."""
         import torch
 
         def move(tensor: Any) -> Any:

@@ -78,7 +78,8 @@ class Features(msgspec.Struct, frozen=True):
 class Packed(msgspec.Struct, frozen=True):
     """Everything one drafter step needs. N anchors a row, B slots a block.
 
-    anchors int64 [b, N], ascending, dead slots at the end; keep bool [b, N]; block_ids int64 [b, N, B]: the anchor's token, then masks;
+    anchors int64 [b, N], ascending, dead slots at the end; keep bool [b, N]; block_ids int64 [b, N, B]:
+    the anchor's token, then masks;
     labels int64 [b, N, B]: token a+k; weights float32 [b, N, B]: m * w of the loss, 0 where not counted;
     context_lengths int64 [b]; anchor_count and mask_token_id (of block_ids) are host integers.
     """

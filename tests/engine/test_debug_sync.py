@@ -6,7 +6,6 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 
 from pipeflow import stage
@@ -16,6 +15,8 @@ from pipeflow.stage import Stage
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 @stage

@@ -35,7 +35,7 @@ def inherit(drafter: Drafter, model: Any) -> None:
     decoder, layers = model.model, list(drafter.layers)
     if len(decoder.layers) < len(layers):
         raise PipeflowError(
-            f"init: target needs a target of at least {len(layers)} layers, and it has {len(decoder.layers)}. "
+            f"init: target: at least {len(layers)} layers are needed, the target has {len(decoder.layers)}. "
             "Set fewer `layers`, or init: random"
         )
     sources = list(decoder.layers)[-len(layers) :]

@@ -41,7 +41,7 @@ def test_prompts_are_many_and_different() -> None:
 def test_the_answers_answer_the_prompts() -> None:
     from pipeflow_stages.text.loops import repeats, units
 
-    asked = {json.dumps([m for m in row["messages"]], sort_keys=True) for row in rows("prompts.jsonl")}
+    asked = {json.dumps(row["messages"], sort_keys=True) for row in rows("prompts.jsonl")}
     answered = rows("smollm2.jsonl")
     assert len(answered) >= 150
     for row in answered:
