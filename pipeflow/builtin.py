@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from pipeflow.config import Config
 from pipeflow.item import Port, Trigger
@@ -71,13 +71,11 @@ class Route(Stage[Any, Port[Any]]):
     inline: ClassVar[bool] = True
 
     def run(self, item: Any) -> Port[Any]:
-        key = item[self.config.by] if isinstance(item, dict) else getattr(item, self.config.by)
-        name = str(key)
+        by: str = self.config.by
+        name = str(cast("dict[str, Any]", item)[by] if isinstance(item, dict) else getattr(item, by))
         if name not in self.config.ports:
             if self.config.otherwise is None:
                 known = ", ".join(self.config.ports)
-                raise ValueError(
-                    f"{self.config.by} is {name!r}, which is no port ({known}) and there is no `otherwise`"
-                )
+                raise ValueError(f"{by} is {name!r}, which is no port ({known}) and there is no `otherwise`")
             name = self.config.otherwise
-        return Port(name, item)
+        return Port(name, cast("Any", item))

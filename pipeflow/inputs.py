@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pipeflow.errors import StageError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Generator, Hashable, Sequence
 
     from pipeflow.edge import Edge
     from pipeflow.item import Item
@@ -67,7 +67,7 @@ def _names(edges: list[Edge]) -> str:
 
 
 @contextmanager
-def _naming(edge: Edge, item: Item, hook: str) -> Iterator[None]:
+def _naming(edge: Edge, item: Item, hook: str) -> Generator[None]:
     """Stage code that the engine calls outside a job: its faults name the stage all the same."""
     try:
         yield

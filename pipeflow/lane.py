@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeflow.context import Context
 from pipeflow.device.base import imported_torch
@@ -73,8 +73,9 @@ class Lane:
         self.is_async = inspect.iscoroutinefunction(run) or inspect.isasyncgenfunction(run)
         self.generates = inspect.isgeneratorfunction(run) or inspect.isasyncgenfunction(run)
         self.is_source = False
-        self.has_setup = type(stage).setup is not Stage.setup
-        self.has_finish = type(stage).finish is not Stage.finish
+        cls: Any = type(stage)
+        self.has_setup = cls.setup is not cast("Any", Stage).setup
+        self.has_finish = cls.finish is not cast("Any", Stage).finish
         self.debug_sync = False
         """Wait for the device after each launch, so that its fault is raised at the launch that made it."""
         self.enqueue: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
@@ -312,7 +313,7 @@ class Lane:
 
 def _payload(value: Any) -> Any:
     """What of a result may hold tensors."""
-    kind: type[Any] = type(value)
+    kind: Any = cast("Any", type(value))
     if kind is Port:
         return value.value
     return value.values if kind is Scatter else value
@@ -320,7 +321,7 @@ def _payload(value: Any) -> Any:
 
 def _hand_out(device: Device, value: Any, given: Any) -> Any:
     """The result as the device hands it out (see `Device.hand_out`)."""
-    kind: type[Any] = type(value)
+    kind: Any = cast("Any", type(value))
     if kind is Port:
         return Port(value.name, device.hand_out(value.value, given))
     if kind is Scatter:

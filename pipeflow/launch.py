@@ -117,7 +117,7 @@ def stuck_thread(thread: threading.Thread, doing: str) -> StuckThread | None:
     """What a thread does now; None if it has ended."""
     if not thread.is_alive():
         return None
-    frame = sys._current_frames().get(thread.ident or 0)
+    frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
     stack = "".join(traceback.format_stack(frame)) if frame else "(no stack)"
     return StuckThread(thread.name, doing, stack)
 

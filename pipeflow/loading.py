@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
@@ -33,7 +33,27 @@ class Loader:
         self._set_up: list[Lane] = []
 
     async def load(self) -> None:
-        """Devices, resources, lanes, `setup`; the run folder is there from the start."""
+        """Devices, resources, lanes, `setup`. Raises the run's error once the run is cancelled meanwhile."""
+        engine = self._engine
+        failure: Exception | None = None
+        async with anyio.create_task_group() as group:
+
+            async def give_up() -> None:
+                await engine.ended.wait()
+                group.cancel_scope.cancel()
+
+            group.start_soon(give_up)
+            try:
+                await self._load()
+            except Exception as error:
+                failure = _first(error)
+            group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        if engine.error is not None:
+            raise engine.error
+
+    async def _load(self) -> None:
         engine = self._engine
         await engine.off_loop(self._assembly.make_devices, "devices")
         for name in self._graph.opening:
@@ -109,8 +129,8 @@ class Loader:
 
         def finished(launched: Any, error: BaseException | None) -> None:
             fault = error if launched is None else launched.error
-            if fault is not None:
-                failure.append(fault)
+            if launched is None or fault is not None:
+                failure.append(fault or RuntimeError("its setup came back with nothing"))
                 done.set()
             elif launched.mark.passed():
                 done.set()
@@ -171,3 +191,10 @@ class Loader:
                 self._engine.error = PipeflowError(
                     f"while {what} was closed: {type(error).__name__}: {error}"
                 )
+
+
+def _first(error: Exception) -> Exception:
+    """The error itself where lanes that were set up together put it into a group."""
+    while isinstance(error, ExceptionGroup):
+        error = cast("ExceptionGroup[Exception]", error).exceptions[0]
+    return error

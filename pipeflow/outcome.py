@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeflow.errors import StageError
 from pipeflow.item import DROP, Failed, Port, Scatter
@@ -69,7 +69,7 @@ def _made(runner: Runner, job: Job, fence: Fence, value: Any) -> None:
         _gap(runner, job, fence, charged)
         return
     port: str | None = None
-    kind: type[Any] = type(value)
+    kind: Any = cast("Any", type(value))
     if kind is Port:
         port, value = value.name, value.value
     if port not in runner.ports and (port is not None or runner.ports):
@@ -123,7 +123,7 @@ def _scattered(runner: Runner, job: Job, fence: Fence, scatter: Any) -> None:
     if scatter is DROP:
         _scatter(runner, job, fence, [DROP] * len(job.parts))
         return
-    kind: type[Any] = type(scatter)
+    kind: Any = cast("Any", type(scatter))
     if not runner.scatters or kind is not Scatter:
         said = (
             "returned a Scatter, which only a Gather may whose run is annotated `-> Scatter[..]`"

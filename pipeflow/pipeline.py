@@ -29,9 +29,9 @@ from pipeflow.observe.summary import Summary, summarise
 from pipeflow.settle import to_the_end
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 
-    from pipeflow.check import Report
+    from pipeflow.graph import Graph
     from pipeflow.registry import Registry
     from pipeflow.runner import Runner
 
@@ -41,11 +41,11 @@ __all__ = ["Pipeline", "Summary", "open_pipeline"]
 class Pipeline:
     """An open pipeline: its resources are loaded and its stages set up. Made by `pipeflow.open`."""
 
-    def __init__(self, report: Report, engine: Engine, assembly: Assembly) -> None:
-        self._report = report
+    def __init__(self, graph: Graph, engine: Engine, assembly: Assembly) -> None:
+        self._graph = graph
         self._engine = engine
         self._assembly = assembly
-        self._loader = Loader(report.graph, engine, assembly)
+        self._loader = Loader(graph, engine, assembly)
         self._run_started: float | None = None
         self._run_ended: float | None = None
         self._error_told = False
@@ -148,10 +148,8 @@ class Pipeline:
         step = self._assembly.runners.get(self._engine.spec.step or "")
         if step is None:
             return 0, None
-        node = self._report.graph.nodes[step.name]
-        limits = [
-            n.spec.limit for n in (node, *self._report.graph.upstream(node)) if n.spec.limit is not None
-        ]
+        node = self._graph.nodes[step.name]
+        limits = [n.spec.limit for n in (node, *self._graph.upstream(node)) if n.spec.limit is not None]
         return step.counters.done, min(limits, default=None)
 
     @property
@@ -215,6 +213,10 @@ class Pipeline:
         """Devices, resources, lanes, `setup`; the run folder is there from the start."""
         await self._loader.load()
 
+    def untold_error(self) -> BaseException | None:
+        """What ended the run, if the caller has not heard of it yet."""
+        return None if self._error_told else self._engine.error
+
     async def close(self) -> None:
         """Give everything back. Under a shield."""
         self._run_ended = self._run_ended or time.monotonic()
@@ -243,7 +245,7 @@ async def open_pipeline(
     opening: Callable[[Pipeline], None] | None = None,
     strict: bool = False,
     debug_sync: bool = False,
-) -> AsyncIterator[Pipeline]:
+) -> AsyncGenerator[Pipeline]:
     """Check a file (or a mapping of the same shape), load it, and hand over the open pipeline.
 
     Raises DocumentError or GraphError with every fault before anything is loaded, StageError or
@@ -255,44 +257,40 @@ async def open_pipeline(
     """
     inbox = Inbox(asyncio.get_running_loop())
     report = await off_loop(inbox, lambda: check_here(source, overrides, env, registry), "check")
+    spec, graph = report.spec, report.graph
+    if spec is None or graph is None:
+        raise DocumentError(report.errors)
     if report.errors:
-        kind = DocumentError if report.graph is None else GraphError
-        raise kind(report.errors)
-    name = report.spec.name
+        raise GraphError(report.errors)
+    name = spec.name
     folder = RunFolder(Path(run_dir) if run_dir is not None else default_run_dir(name))
     folder.create()
     write_whole(folder.path / "pipeline.yaml", report.document.to_yaml())
     failure: BaseException | None = None
+    late: asyncio.CancelledError | None = None
     pipeline: Pipeline | None = None
     try:
         async with anyio.create_task_group() as group:
-            engine = Engine(report.spec.run, folder, group, report.spec.devices)
-            assembly = Assembly(engine, report.graph, name, os.urandom(4).hex())
-            pipeline = Pipeline(report, engine, assembly)
+            engine = Engine(spec.run, folder, group, spec.devices)
+            engine.strict, engine.debug_sync = strict, debug_sync
+            pipeline = Pipeline(graph, engine, Assembly(engine, graph, name, os.urandom(4).hex()))
             try:
-                engine.strict, engine.debug_sync = strict, debug_sync
                 if opening is not None:
                     opening(pipeline)
-                async with anyio.create_task_group() as loading:
-                    loading.start_soon(_end_with, engine, loading.cancel_scope)
-                    await pipeline.load()
-                    loading.cancel_scope.cancel()
-                if engine.error is not None:
-                    raise engine.error
+                await pipeline.load()
                 group.start_soon(engine.watch_progress, name="progress guard")
                 yield pipeline
                 if not engine.ended.is_set():
                     pipeline.drain()
                     await engine.ended.wait()
             except Exception as error:
-                failure = _only(error)
-                engine.fail(failure)
+                failure = error
+                engine.fail(error)
             except BaseException:
                 engine.fail(Cancelled("the caller was cancelled"))
                 raise
             finally:
                 with anyio.CancelScope(shield=True):
-                    late: asyncio.CancelledError | None = None
                     try:
                         late = await to_the_end(pipeline.close())
                     except Exception as error:
@@ -310,20 +308,6 @@ async def open_pipeline(
         raise
     finally:
         folder.close()
-    if failure is None and engine.error is not None and not pipeline._error_told:
-        failure = engine.error
+    failure = failure or (pipeline.untold_error() if pipeline is not None else None)
     if failure is not None:
         raise failure
-
-
-async def _end_with(engine: Engine, scope: anyio.CancelScope) -> None:
-    """Give up a load once the run is cancelled."""
-    await engine.ended.wait()
-    scope.cancel()
-
-
-def _only(error: Exception) -> Exception:
-    """The error itself where a task group put exactly one into a group."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error

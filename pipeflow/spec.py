@@ -28,7 +28,7 @@ class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pass
 
 
-class QueueSpec(_Spec, kw_only=True):
+class QueueSpec(_Spec, frozen=True, kw_only=True):
     """Bounds of the queue before a stage. The last three apply to each edge, `total` to all of them."""
 
     items: Count = 4
@@ -39,7 +39,7 @@ class QueueSpec(_Spec, kw_only=True):
     """Only under `run`: what all edges together may hold; checked before the run from declared `bytes`."""
 
 
-class OnError(_Spec, kw_only=True):
+class OnError(_Spec, frozen=True, kw_only=True):
     """What happens when `run` raises. Exactly one of the two is set; the text `stop` is the default."""
 
     skip: Count | None = None
@@ -48,7 +48,7 @@ class OnError(_Spec, kw_only=True):
     """Run the item again, at most this many times an item; then stop."""
 
 
-class ResourceSpec(_Spec, kw_only=True):
+class ResourceSpec(_Spec, frozen=True, kw_only=True):
     uses: str
     on: Names | None = None
     reads: str | list[str] | dict[str, str] | None = None
@@ -56,7 +56,7 @@ class ResourceSpec(_Spec, kw_only=True):
     with_: dict[str, Any] = msgspec.field(name="with", default_factory=dict)
 
 
-class StageSpec(_Spec, kw_only=True):
+class StageSpec(_Spec, frozen=True, kw_only=True):
     uses: str
     from_: str | list[str] | dict[str, str] | None = msgspec.field(name="from", default=None)
     """One stage, a list (fan-in), or named inputs (joined by number). `stage.port` names an output."""
@@ -85,14 +85,14 @@ class StageSpec(_Spec, kw_only=True):
     """Barriers: to reach quiet and run what it guards. Other stages: one job."""
 
 
-class StopSpec(_Spec, kw_only=True):
+class StopSpec(_Spec, frozen=True, kw_only=True):
     drain: Duration = 25.0
     """Seconds from the first signal until the drain becomes a cancel."""
     grace: Duration = 2.0
     """Seconds that a cancel waits for jobs and fences in hand."""
 
 
-class RunSpec(_Spec, kw_only=True):
+class RunSpec(_Spec, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0)] = 0
     step: str | None = None
     """The stage whose calls are counted as steps."""
@@ -108,7 +108,7 @@ class RunSpec(_Spec, kw_only=True):
     """Seconds between two progress lines where there is no terminal."""
 
 
-class PipelineSpec(_Spec, kw_only=True):
+class PipelineSpec(_Spec, frozen=True, kw_only=True):
     pipeflow: Literal[1]
     name: Name
     params: dict[str, Any] = {}

@@ -6,7 +6,7 @@ told to wait for it (no host involved), and a waiter thread can block until it i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -162,9 +162,9 @@ def tensors_in(value: Any) -> Iterable[Any]:
         if isinstance(x, torch.Tensor):
             yield x
         elif isinstance(x, (list, tuple)):
-            stack.extend(x)
+            stack.extend(cast("list[Any]", x))
         elif isinstance(x, dict):
-            stack.extend(x.values())
+            stack.extend(cast("dict[Any, Any]", x).values())
         elif hasattr(x, "__struct_fields__"):
             stack.extend(getattr(x, name) for name in x.__struct_fields__)
         elif hasattr(x, "__dataclass_fields__") and not isinstance(x, type):
@@ -181,12 +181,13 @@ def map_tensors(value: Any, change: Any) -> Any:
         if isinstance(x, torch.Tensor):
             return change(x)
         if isinstance(x, dict):
-            return {key: walk(item) for key, item in x.items()}
+            return {key: walk(item) for key, item in cast("dict[Any, Any]", x).items()}
         if isinstance(x, tuple):
-            items = [walk(item) for item in x]
-            return type(x)(*items) if hasattr(x, "_fields") else tuple(items)
+            items = [walk(item) for item in cast("tuple[Any, ...]", x)]
+            make = cast("Any", type(cast("Any", x)))
+            return make(*items) if hasattr(make, "_fields") else tuple(items)
         if isinstance(x, list):
-            return [walk(item) for item in x]
+            return [walk(item) for item in cast("list[Any]", x)]
         if hasattr(x, "__struct_fields__"):
             import msgspec
 

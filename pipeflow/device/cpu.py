@@ -71,7 +71,11 @@ class Cpu:
         import torch
 
         place = torch.device(to.torch_name)
-        return map_tensors(value, lambda tensor: tensor.to(place, copy=True))
+
+        def move(tensor: Any) -> Any:
+            return tensor.to(place, copy=True)
+
+        return map_tensors(value, move)
 
     def to_host(self, value: Any, stream: Stream) -> Any:
         return value

@@ -16,7 +16,7 @@ from pipeflow.device.base import Buffer, Freed, Memory, Permit, map_tensors, ten
 from pipeflow.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from pipeflow.device.base import Device, Mark, Stream
 
@@ -121,7 +121,7 @@ class Cuda:
         return CudaStream(self, torch.cuda.Stream(device=self._device))
 
     @contextmanager
-    def entered(self, stream: Stream) -> Iterator[None]:
+    def entered(self, stream: Stream) -> Generator[None]:
         import torch
 
         assert isinstance(stream, CudaStream)
@@ -187,7 +187,8 @@ class Cuda:
     def memory(self) -> Memory:
         import torch
 
-        total = torch.cuda.get_device_properties(self._device).total_memory
+        cuda: Any = torch.cuda
+        total: int = cuda.get_device_properties(self._device).total_memory
         used = torch.cuda.memory_allocated(self._device)
         return Memory(used, torch.cuda.memory_reserved(self._device), total, self._releases)
 

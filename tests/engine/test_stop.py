@@ -200,7 +200,7 @@ def test_an_async_job_in_hand_is_awaited_then_cancelled(tmp_path: Path) -> None:
         return await running
 
     stages = {"a": {"uses": "numbers"}, "b": {"uses": "waits", "from": "a"}}
-    outcome = go(tmp_path, stages, {"waits": Waits}, act, run={"stop": {"grace": "100ms"}})
+    outcome = go(tmp_path, stages, {"waits": Waits}, act, run={"stop": {"grace": "1s"}})
     assert isinstance(outcome.error, Cancelled)
     assert order == ["begun", "cancelled", "closed"]
 

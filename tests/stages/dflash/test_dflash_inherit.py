@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pipeflow.errors import PipeflowError
 
+from pipeflow.errors import PipeflowError
 from pipeflow_stages.dflash.inherit import inherit
 from pipeflow_stages.dflash.model import Drafter, config_for_target
 
