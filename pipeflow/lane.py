@@ -12,6 +12,7 @@ from pipeflow.device.base import imported_torch
 from pipeflow.errors import DeviceError
 from pipeflow.item import Port, Scatter
 from pipeflow.job import END, Launched
+from pipeflow.lifetime import refuse_graph, refuse_writes, versions_of
 from pipeflow.stage import Stage, takes_context
 
 if TYPE_CHECKING:
@@ -115,8 +116,11 @@ class Lane:
         error: BaseException | None = None
         with self.device.entered(self.stream):
             self._wait_for(waits)
+            lent = () if self.stage.mutates else versions_of(job.value)
             try:
                 value = self._step(job, context) if self.generates else self._call(job, context)
+                refuse_writes(lent)
+                refuse_graph(_payload(value))
             except KeyboardInterrupt:
                 raise
             except BaseException as raised:  # a SystemExit too is stage code's fault, not the thread's end
@@ -153,6 +157,7 @@ class Lane:
         error: BaseException | None = None
         if waits and self.enqueue is not None:
             await self.enqueue(lambda: self._wait_for(waits))
+        lent = () if self.stage.mutates else versions_of(job.value)
         try:
             if self.timeout is None:
                 if self.generates:
@@ -161,6 +166,8 @@ class Lane:
                     value = await self._call(job, context)
             else:
                 value = await self._await_in_time(job, context, self.timeout)
+            refuse_writes(lent)
+            refuse_graph(_payload(value))
         except asyncio.CancelledError as raised:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
