@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         PipeflowError,
         StageError,
         StallError,
+        Stopped,
         Stuck,
     )
     from pipeflow.item import DROP, Failed, Port, Scatter, Trigger, Version
@@ -44,7 +45,7 @@ _HOMES = {
     "context": "Context ResourceContext",
     "diagnostic": "Diagnostic Place",
     "errors": "Cancelled DeviceError DocumentError Dropped GraphError PipeflowError StageError StallError "
-    "Stuck",
+    "Stopped Stuck",
     "item": "DROP Failed Port Scatter Trigger Version",
     "pipeline": "Pipeline open",
     "registry": "Registry",
@@ -80,6 +81,7 @@ __all__ = [
     "Stage",
     "StageError",
     "StallError",
+    "Stopped",
     "Stuck",
     "Trigger",
     "Version",

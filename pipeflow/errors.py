@@ -7,6 +7,7 @@ PipeflowError
  +- DeviceError       a device reported a fault
  +- StallError        nothing moves and nothing will, with the reason stage by stage
  +- Dropped           a submitted item was dropped on its way (skipped, or filtered)
+ +- Stopped           a load was given up, as the run was told to stop meanwhile
  +- Cancelled         the run was cancelled by its second signal or by `Pipeline.cancel`
  +- Stuck             work could not be awaited within the grace period (threads named)
 """
@@ -29,6 +30,7 @@ __all__ = [
     "PipeflowError",
     "StageError",
     "StallError",
+    "Stopped",
     "Stuck",
 ]
 
@@ -72,6 +74,11 @@ class StallError(PipeflowError):
 
 class Dropped(PipeflowError):
     """A submitted item left the pipeline as a gap: a stage skipped or filtered it."""
+
+
+class Stopped(PipeflowError):
+    """Raised by a `Resource.open` or `Stage.setup` that gives up because of `ctx.stopping`: under a drain the
+    run ends as drained, with nothing to save."""
 
 
 class Cancelled(PipeflowError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from pipeflow.context import ResourceContext, seed_of
-from pipeflow.errors import PipeflowError, StageError
+from pipeflow.errors import PipeflowError, StageError, Stopped, Stuck
 from pipeflow.resource import Instance, Leases, Shared
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Loader:
         self._graph = graph
         self._engine = engine
         self._assembly = assembly
-        self._opened: list[tuple[Any, Any]] = []
+        self._opened: list[tuple[str, Any, Any]] = []
         self._set_up: list[Lane] = []
 
     async def load(self) -> None:
@@ -89,11 +89,15 @@ class Loader:
 
             def call(resource: Any = resource, context: ResourceContext = context) -> Any:
                 value = resource.open(context)
-                self._opened.append((resource, value))  # here: a cancel does not wait, but closes it later
+                self._opened.append(
+                    (name, resource, value)
+                )  # here: a cancel does not wait, but closes it later
                 return value
 
             try:
                 value = await engine.off_loop(call, f"opens {name}")
+            except Stopped:
+                raise
             except PipeflowError as error:
                 raise PipeflowError(f"resource {name!r}: {error}") from error
             except Exception as error:
@@ -158,6 +162,8 @@ class Loader:
             lane.gate.leave(lane, None)
         if failure:
             fault = failure[0]
+            if isinstance(fault, Stopped):
+                raise fault
             raise StageError(f"in setup: {type(fault).__name__}: {fault}", stage=lane.name) from fault
         engine.logged(self._assembly.runners[lane.name], None, context)
 
@@ -173,24 +179,28 @@ class Loader:
             self._assembly.release_gates()
         for lane in reversed(self._set_up):
             await self._closing(lane.stage.close, f"stage {lane.name!r}")
-        for resource, value in reversed(self._opened):
+        for name, resource, value in reversed(self._opened):
 
             def call(resource: Any = resource, value: Any = value) -> None:
                 resource.close(value)
 
-            await self._closing(call, "a resource")
+            await self._closing(call, f"resource {name!r}")
         for device in self._assembly.devices.values():
             device.close()
 
     async def _closing(self, call: Callable[[], None], what: str) -> None:
+        """One `close`. After a fault or a cancel it may take the grace period, not for ever."""
+        engine = self._engine
+        limit = engine.spec.stop.grace if engine.error is not None else None
         try:
-            await self._engine.off_loop(call, "close")
+            with anyio.fail_after(limit):
+                await engine.off_loop(call, f"close of {what}")
+        except TimeoutError:
+            engine.fail(Stuck(f"the close of {what} did not come back within {limit:g} s"))
         except Exception as error:
-            self._engine.note("close failed", what, error=error)
-            if self._engine.error is None:
-                self._engine.error = PipeflowError(
-                    f"while {what} was closed: {type(error).__name__}: {error}"
-                )
+            engine.note("close failed", what, error=error)
+            if engine.error is None:
+                engine.error = PipeflowError(f"while {what} was closed: {type(error).__name__}: {error}")
 
 
 def _first(error: Exception) -> Exception:

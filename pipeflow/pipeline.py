@@ -100,7 +100,9 @@ class Pipeline:
         engine = self._engine
         if engine.error is not None:
             self._error_told = True
-            raise engine.error
+            raise PipeflowError(
+                f"pipeline {self.name!r} has stopped and takes no more items: {engine.error}"
+            ) from engine.error
         if runner.closed or runner.ending or engine.sources_ended:
             raise PipeflowError(f"pipeline {self.name!r} takes no more items: it is draining or has ended")
         ticket = Ticket(engine.loop.create_future())

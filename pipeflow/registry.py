@@ -139,7 +139,9 @@ def _load(uses: str, target: str, base: type[Any]) -> type[Any]:
     for part in attribute.split("."):
         if not hasattr(found, part):
             near = suggest(part, [name for name in vars(found) if not name.startswith("_")])
-            raise UnknownName(f"module {module_name!r} has no {attribute!r}", near)
+            where = getattr(found, "__file__", None)
+            came = f" (it came from {where})" if where else ""
+            raise UnknownName(f"module {module_name!r} has no {attribute!r}{came}", near)
         found = getattr(found, part)
     if not (isinstance(found, type) and issubclass(found, base)):
         wanted = f"pipeflow.{base.__name__}"
@@ -158,7 +160,8 @@ def _import(uses: str, module_name: str) -> ModuleType:
         if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise UnknownName(
                 f"{uses!r}: there is no module {error.name!r}",
-                "install it, or put it beside the pipeline file",
+                "install it; or put it beside the pipeline file (`pipeflow run` and `check` look there), or where "
+                "Python finds it (a program that embeds pipeflow)",
             ) from error
         raise BrokenClass(
             f"{uses!r}: module {module_name!r} needs {error.name!r}, which is not installed",

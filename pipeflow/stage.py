@@ -200,6 +200,14 @@ def _from_function(f: Callable[..., Any], traits: dict[str, Any]) -> type[Stage[
             raise TypeError(f"option {p.name!r} of stage {f.__qualname__} needs a type")
         fields.append((p.name, p.annotation) if p.default is p.empty else (p.name, p.annotation, p.default))
     config = msgspec.defstruct("Config", fields, bases=(Config,), frozen=True, kw_only=True)
+    items = [
+        p.name for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY and p.name != "ctx"
+    ]
+    if len(items) > 1:
+        raise TypeError(
+            f"stage {f.__qualname__} takes one item, not {len(items)}. Make options keyword-only: "
+            f"def {f.__name__}({items[0]}, *, {', '.join(items[1:])})"
+        )
     names = [p.name for p in options]
     wants_context = "ctx" in signature.parameters
     has_item = any(p.name != "ctx" and p.kind is not p.KEYWORD_ONLY for p in signature.parameters.values())

@@ -134,10 +134,12 @@ def test_only_stages_and_resources_are_added() -> None:
      "'planted/model' is a resource: it belongs under `resources:`"),
     ("planted/gone", UnknownName, "module 'planted_good' has no 'Scal'", "did you mean 'Scale'?"),
     ("planted/nowhere", UnknownName, "'planted/nowhere': there is no module 'planted_nowhere'",
-     "install it, or put it beside the pipeline file"),
+     "install it; or put it beside the pipeline file (`pipeflow run` and `check` look there), or where "
+     "Python finds it (a program that embeds pipeflow)"),
     ("planted_nowhere.deeper:X", UnknownName,
      "'planted_nowhere.deeper:X': there is no module 'planted_nowhere'",
-     "install it, or put it beside the pipeline file"),
+     "install it; or put it beside the pipeline file (`pipeflow run` and `check` look there), or where "
+     "Python finds it (a program that embeds pipeflow)"),
     ("planted/needs", BrokenClass,
      "'planted/needs': module 'planted_needs' needs 'no_such_dependency', which is not installed",
      "install 'no_such_dependency'"),
@@ -153,7 +155,8 @@ def test_only_stages_and_resources_are_added() -> None:
 def test_misses(installed: Path, uses: str, error: type[Exception], message: str, remedy: str) -> None:
     with pytest.raises(error) as caught:
         Registry().find_stage(uses)
-    assert (caught.value.message, caught.value.remedy) == (message, remedy)  # pyright: ignore
+    came = f" (it came from {installed / 'planted_good.py'})" if "has no" in message else ""
+    assert (caught.value.message, caught.value.remedy) == (message + came, remedy)  # pyright: ignore
 
 
 def test_module_functions_use_the_default_registry() -> None:

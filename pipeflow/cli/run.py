@@ -90,6 +90,15 @@ class _Session:
         if findings:
             _say(f"{self.path}: {counted(len(findings), 'finding')}; nothing was started")
             return self._tell_json({"findings": [found.as_dict() for found in findings]}, 1)
+        assert report.graph is not None
+        for node in report.graph.nodes.values():
+            if node.cls.is_input:
+                text = (
+                    f"stage {node.name!r} takes its items from a program, so this command has nothing to run. "
+                    "Open the file with pipeflow.open and submit to it"
+                )
+                _say(f"{self.path}: {text}")
+                return self._tell_json({"error": text}, 1)
         import asyncio
 
         try:
@@ -211,14 +220,16 @@ class _Session:
     # The end ---------------------------------------------------------------------------------------
 
     def _tell(self, failure: Exception | None) -> int:
-        from pipeflow.errors import PipeflowError
+        from pipeflow.errors import PipeflowError, Stopped
 
         summary = None
         if self.pipeline is not None:
             summary = self.pipeline.told or self.pipeline.summary()
         code = 0 if failure is None else 1
-        if failure is not None and summary is not None and summary["exit_code"] == FORCED:
-            code = FORCED
+        if failure is not None and summary is not None and summary["exit_code"] != 1:
+            # Forced, or a load given up under a drain. A fault that the summary does not know stays one.
+            told = summary["exit_code"] == FORCED or isinstance(failure, Stopped)
+            code = summary["exit_code"] if told else 1
         text = None
         if failure is not None:
             known = isinstance(failure, (PipeflowError, OSError))

@@ -17,6 +17,16 @@ from pipeflow.errors import PipeflowError
 __all__ = ["FolderError", "RunFolder", "default_run_dir", "strict_json", "write_whole"]
 
 
+def _number(path: Path) -> None:
+    """`metrics.jsonl` becomes `metrics.1.jsonl`, or the next free number."""
+    if not path.exists():
+        return
+    number = 1
+    while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(aside)
+
+
 class FolderError(PipeflowError, OSError):
     """A file of the run folder cannot be written: which, why, and what to do. `errno` is the system's."""
 
@@ -136,9 +146,11 @@ class RunFolder:
         self._closed = False
 
     def create(self) -> None:
-        """Make the folder."""
+        """Make the folder. Line files of an earlier run in it get a number, so that no two runs mix."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            for name in ("metrics", "log", "dead_letter"):
+                _number(self.path / f"{name}.jsonl")
         except OSError as error:
             raise FolderError(self.path, error) from error
 

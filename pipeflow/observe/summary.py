@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from pipeflow.errors import Cancelled
+from pipeflow.errors import Cancelled, Stopped
 from pipeflow.stage import Kind
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def summarise(engine: Engine, assembly: Assembly, seconds: float) -> Summary:
 def _status(engine: Engine) -> Summary:
     if engine.error is None:
         return {"status": "drained" if engine.sources_ended else "done", "exit_code": 0}
+    if isinstance(engine.error, Stopped) and engine.sources_ended:
+        return {"status": "drained", "exit_code": 0}  # before there was anything to train
     if isinstance(engine.error, Cancelled):
         return {"status": "forced", "exit_code": 130}
     return {"status": "failed", "exit_code": 1}

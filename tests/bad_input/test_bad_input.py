@@ -252,6 +252,14 @@ def test_a_malformed_row_is_named_by_its_line(name: str, run: Any, tmp_path: Pat
     assert f"{tmp_path / 'data.jsonl'}:3" in letter["item"]
 
 
+def test_a_file_that_waits_for_submits_is_no_file_to_run(run: Any) -> None:
+    told = run(
+        "pipeflow: 1\nname: x\nstages:\n  requests: {uses: input}\n  out: {uses: output, from: requests}\n"
+    )
+    assert told.code == 1
+    assert "'requests' takes its items from a program" in told.err
+
+
 def test_above_the_budget_it_is_1(run: Any, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text('{"text": "a"}\nx\ny\nz\n{"text": "b"}\n')
     told = run(copy("{skip: 2}"), "--json")

@@ -48,7 +48,8 @@ def test_a_fault_reaches_every_submit_that_waits_and_every_later_one(tmp_path: P
         await pipeline.submit(1)
 
     outcome = go(tmp_path, SERVICE, {"work": work}, act)
-    assert isinstance(outcome.error, StageError)
+    assert "has stopped and takes no more items: stage " in str(outcome.error)
+    assert isinstance(outcome.error.__cause__, StageError)
 
 
 def test_a_submit_that_is_cancelled_hurts_nobody(tmp_path: Path) -> None:

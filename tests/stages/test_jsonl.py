@@ -195,3 +195,25 @@ def test_a_file_that_goes_away_fails_the_row_and_no_handle_is_left(
     (failed,) = stage.run(make_context())
     assert isinstance(failed, Failed)
     assert f"{path}:1" in str(failed.error)
+
+
+def test_a_malformed_row_is_told_of_once_however_many_epochs(tmp_path: Path, make_context: Any) -> None:
+    """So a budget of one skipped row is enough for a run of many epochs."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n{"text": \n{"text": "b"}\n')
+    stage = Jsonl(Jsonl.Config(path=str(path), epochs=3, shuffle=False))
+    stage.setup(make_context())
+    records = list(stage.run(make_context()))
+    assert sum(isinstance(record, Failed) for record in records) == 1
+    assert [record.text for record in records if not isinstance(record, Failed)] == ["a", "b"] * 3
+
+
+def test_a_file_of_malformed_rows_alone_ends(tmp_path: Path, make_context: Any) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": \n[]\n')
+    stage = Jsonl(Jsonl.Config(path=str(path), epochs=None, shuffle=False))
+    stage.setup(make_context())
+    records = stage.run(make_context())
+    assert all(isinstance(next(records), Failed) for _ in range(2))
+    with pytest.raises(PipeflowError, match="every row is malformed"):
+        next(records)

@@ -84,11 +84,19 @@ class Jsonl(Stage[None, Conversation]):
     def run(self, ctx: Context) -> Iterator[Conversation]:
         with _Files(self._paths) as files:
             epoch = 0
+            malformed: set[int] = set()
             while self.config.epochs is None or epoch < self.config.epochs:
+                if len(malformed) == len(self._offsets):
+                    raise PipeflowError(f"{', '.join(map(str, self._paths))}: every row is malformed")
                 for index in self._order(epoch):
                     if ctx.stopping:
                         return
-                    yield self._read(files, index)
+                    if index in malformed:
+                        continue  # told of once: it counts once against a budget, however often it is met
+                    record: Any = self._read(files, index)
+                    if isinstance(record, Failed):
+                        malformed.add(index)
+                    yield record
                 epoch += 1
 
     def _order(self, epoch: int) -> Any:

