@@ -160,7 +160,8 @@ def _import(uses: str, module_name: str) -> ModuleType:
         if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise UnknownName(
                 f"{uses!r}: there is no module {error.name!r}",
-                "install it; or put it beside the pipeline file (`pipeflow run` and `check` look there), or where "
+                "install it; or put it beside the pipeline file (`pipeflow run` and `check` look there), "
+                "or where "
                 "Python finds it (a program that embeds pipeflow)",
             ) from error
         raise BrokenClass(

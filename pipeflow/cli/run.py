@@ -94,7 +94,7 @@ class _Session:
         for node in report.graph.nodes.values():
             if node.cls.is_input:
                 text = (
-                    f"stage {node.name!r} takes its items from a program, so this command has nothing to run. "
+                    f"stage {node.name!r} takes its items from a program, so there is nothing to run here. "
                     "Open the file with pipeflow.open and submit to it"
                 )
                 _say(f"{self.path}: {text}")

@@ -7,7 +7,7 @@ import random
 from array import array
 from collections.abc import Iterator  # noqa: TC003  (the engine resolves the hints of run)
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, cast
 
 import msgspec
 from msgspec import Meta
@@ -93,10 +93,10 @@ class Jsonl(Stage[None, Conversation]):
                         return
                     if index in malformed:
                         continue  # told of once: it counts once against a budget, however often it is met
-                    record: Any = self._read(files, index)
+                    record = self._read(files, index)
                     if isinstance(record, Failed):
                         malformed.add(index)
-                    yield record
+                    yield cast("Conversation", record)
                 epoch += 1
 
     def _order(self, epoch: int) -> Any:
