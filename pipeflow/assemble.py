@@ -318,12 +318,7 @@ class Assembly:
         marks = (not runner.on_host and lane.device.place != "cpu") or isinstance(lane.device, CpuLate)
         inline = (wanted or ("inline" if lane.stage.inline else "thread")) == "inline"
         if lane.is_async:
-            task = TaskLauncher(
-                lambda work, task_name: engine.start_soon(work, name=task_name),
-                name,
-                lane.in_flight,
-                engine.fail,
-            )
+            task = TaskLauncher(name, lane.in_flight, engine.fail)
             lane.launcher = task
             engine.launchers.append(task)
             inline = False

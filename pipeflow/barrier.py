@@ -19,6 +19,7 @@ import anyio
 
 from pipeflow import handover, production
 from pipeflow.device.base import Permit
+from pipeflow.error_text import named_error
 from pipeflow.errors import DeviceError, StageError
 from pipeflow.inputs import Taken
 from pipeflow.item import Trigger
@@ -315,7 +316,7 @@ class BarrierRunner(Runner):
             await self.engine.off_loop(lane.stage.quiesce, f"{lane.name}.quiesce")
         except Exception as error:
             raise StageError(
-                f"in quiesce, for barrier {self.name!r}: {type(error).__name__}: {error}",
+                f"in quiesce, for barrier {self.name!r}: {named_error(error)}",
                 stage=lane.name,
                 sequence=seq,
             ) from error

@@ -60,13 +60,19 @@ class Output(Stage[Any, Any]):
 class Route(Stage[Any, Port[Any]]):
     """Sends an item out by the port that a key of it names: `from: route.math`.
 
-    `by` is a key (of a dict) or an attribute; its text must be one of `ports`, else `otherwise`.
+    `by` is a key (of a dict) or an attribute; its text must be one of `ports`, else the item goes to the
+    port `otherwise`, which may be one of `ports` or one more.
     """
 
     class Config(Config, frozen=True, kw_only=True):
         by: str
         ports: list[str]
         otherwise: str | None = None
+
+        def __post_init__(self) -> None:
+            twice = sorted({port for port in self.ports if self.ports.count(port) > 1})
+            if twice:
+                raise ValueError(f"`ports` names {', '.join(map(repr, twice))} more than once")
 
     inline: ClassVar[bool] = True
 

@@ -69,12 +69,13 @@ def check_document(
 ) -> Report:
     """Check a document that was read already."""
     spec, faults = spec_of(document)
-    found = [*document.diagnostics, *faults]
+    found = [*document.diagnostics, *faults, *document.misplaced_secrets()]
     graph = None
     if spec is not None:
         graph, faults = build(document, spec, registry or names.DEFAULT)
         found += faults
         found += run_rules(Case(document, spec, graph, os.environ if env is None else env, here))
+    found = [document.scrub.finding(each) for each in found]
     order = sorted(found, key=lambda each: (each.file, each.line, each.column, each.code, each.path))
     return Report(document, spec, graph, tuple(order))
 

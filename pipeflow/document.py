@@ -17,8 +17,20 @@ from typing import TYPE_CHECKING, Any
 from pipeflow.compose import compose, expanded_too_far, from_python
 from pipeflow.diagnostic import Diagnostic, Place
 from pipeflow.interpolate import interpolate
-from pipeflow.nodes import Entry, ListNode, MapNode, Node, Path_, Scalar, to_plain, to_yaml
+from pipeflow.nodes import (
+    Entry,
+    ListNode,
+    MapNode,
+    Node,
+    Path_,
+    Scalar,
+    dotted,
+    scalars_of,
+    to_plain,
+    to_yaml,
+)
 from pipeflow.overrides import apply_overrides
+from pipeflow.scrub import Scrubber
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +48,8 @@ class Document:
     root: MapNode
     diagnostics: list[Diagnostic] = field(default_factory=list[Diagnostic])
     unreadable: bool = False
+    scrub: Scrubber = field(default_factory=Scrubber)
+    """Takes the secrets of the file out of whatever is shown or saved."""
 
     def node(self, path: Path_) -> Node | None:
         """The node at a path; None where the file has none."""
@@ -61,6 +75,17 @@ class Document:
                 return parent.entries[name].key_place
             return node.place
         return self.root.place
+
+    def misplaced_secrets(self) -> list[Diagnostic]:
+        """Secrets outside of `with` and `params`: names and links are shown, so no secret is one."""
+        remedy = "a secret belongs under `with` (or `params`, for a `with`)"
+        return [
+            Diagnostic.at(node.place, "wrong-type", dotted(path), "a secret cannot stand here", remedy)
+            for path, node in scalars_of(self.root)
+            if node.secret
+            and path[0] != "params"
+            and not (path[0] in ("stages", "resources") and path[2:3] == ("with",))
+        ]
 
     def plain(self, mask_secrets: bool = True) -> dict[str, Any]:
         """The resolved document as dicts and lists. A masked secret reads as `${secret:NAME}`."""
@@ -128,16 +153,17 @@ def _finish(
         return Document(file, folder, MapNode({}, Place(file, 0, 0)), found, unreadable=True)
     root, refused = apply_overrides(root, overrides)
     found = found + refused
+    scrub = Scrubber()
     too_far = expanded_too_far(root)
     if too_far is None:
-        root, unresolved = interpolate(root, os.environ if env is None else env)
+        root, unresolved, scrub = interpolate(root, os.environ if env is None else env)
         found += unresolved
         too_far = expanded_too_far(root)
     if too_far is not None:
         node, why = too_far
         found.append(Diagnostic.at(node.place, "syntax", "", why, "write fewer aliases and references"))
-        return Document(file, folder, MapNode({}, Place(file, 0, 0)), found, unreadable=True)
-    return Document(file, folder, root, found)
+        return Document(file, folder, MapNode({}, Place(file, 0, 0)), found, True, scrub)
+    return Document(file, folder, root, found, scrub=scrub)
 
 
 class _Reader:

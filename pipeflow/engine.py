@@ -42,10 +42,12 @@ _TURN = 512
 class Ticket:
     """A submit that waits for its result."""
 
-    __slots__ = ("future",)
+    __slots__ = ("carriers", "future")
 
     def __init__(self, future: asyncio.Future[Any]) -> None:
         self.future = future
+        self.carriers = 0
+        """Items and outputs on their way that may still bring the result."""
 
 
 class Engine:
@@ -259,6 +261,16 @@ class Engine:
             self.tickets.discard(ticket)
             if not ticket.future.done():
                 ticket.future.set_exception(Dropped(f"dropped by stage {stage!r}"))
+
+    def put_down(self, tickets: tuple[Any, ...]) -> None:
+        """A carrier is gone. With the last one goes the hope of a result: `every` passed the item over, a
+        port led elsewhere, or nothing was made of it."""
+        for ticket in tickets:
+            ticket.carriers -= 1
+            if ticket.carriers == 0:
+                self.tickets.discard(ticket)
+                if not ticket.future.done():
+                    ticket.future.set_exception(Dropped("nothing that was made of it reached the output"))
 
     def retired(self, value: Any) -> None:
         """No stage needs the value any more."""

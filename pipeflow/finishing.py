@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pipeflow.error_text import named_error
 from pipeflow.errors import StageError
 from pipeflow.launching import device_fault
 
@@ -66,7 +67,7 @@ class _Finish:
             lane.leases.give_back(launched.mark)
         fault = launched.error
         if fault is not None:
-            failure = StageError(f"in finish: {type(fault).__name__}: {fault}", stage=runner.name)
+            failure = StageError(f"in finish: {named_error(fault)}", stage=runner.name)
             failure.__cause__ = fault
             engine.fail(failure)
         if launched.mark.passed():

@@ -60,6 +60,8 @@ def hand_over(runner: Runner, output: Output) -> None:
     fence = output.fence
     item = Item(seq, output.value, fence, port=output.port, versions=output.versions, tickets=output.tickets)
     item.holds = 1  # its own fence's, and this call's while edges take it
+    for ticket in item.tickets:
+        ticket.carriers += 1
     charged = output.charged
     everywhere = charged is runner.outs
     for edge in runner.outs:
@@ -72,6 +74,8 @@ def hand_over(runner: Runner, output: Output) -> None:
     else:
         fence.when_reached(partial(let_go, runner, item))
     output.value = None
+    if output.tickets:
+        runner.engine.put_down(output.tickets)
 
 
 def _hand_over_gap(runner: Runner, output: Output, seq: int) -> None:
@@ -128,5 +132,7 @@ def let_go(runner: Runner, item: Item) -> None:
     item.holds -= 1
     if item.holds == 0:
         value, item.value = item.value, None
+        if item.tickets:
+            runner.engine.put_down(item.tickets)
         if not item.given_away:
             runner.engine.retired(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pipeflow.error_text import named_error
 from pipeflow.errors import StageError
 
 if TYPE_CHECKING:
@@ -71,12 +72,21 @@ def _naming(edge: Edge, item: Item, hook: str) -> Generator[None]:
     """Stage code that the engine calls outside a job: its faults name the stage all the same."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:  # a KeyboardInterrupt that stage code raises is its fault, too
         raise StageError(
-            f"in {hook}: {type(error).__name__}: {error}",
+            f"in {hook}: {named_error(error)}",
             stage=edge.consumer.name,
             sequence=edge.number(item),
         ) from error
+
+
+def _must_hash(bucket: object) -> None:
+    try:
+        hash(bucket)
+    except TypeError as error:
+        kind = type(bucket).__name__
+        remedy = "Return a number, text or a tuple of these"
+        raise TypeError(f"the result of bucket must be hashable, but it is a {kind}. {remedy}") from error
 
 
 class Single:
@@ -263,11 +273,14 @@ class Select:
     def peek(self) -> Taken | None:
         if not self._complete():
             return None
-        for edge in self.edges:
-            item = edge.first()
-            if item is not None:
-                return Taken(edge.number(item), [(edge, item)], item.value)
-        return None
+        live = [(edge, item) for edge in self.edges if (item := edge.first()) is not None]
+        if not live:
+            return None
+        edge, item = live[0]
+        if len(live) > 1:  # to take one would be to lose the others, unsaid
+            said = f"{len(live)} of its inputs from {edge.producer.name!r} have an item of this number"
+            raise StageError(said, stage=edge.consumer.name, sequence=edge.number(item))
+        return Taken(edge.number(item), [(edge, item)], item.value)
 
     def take(self, taken: Taken) -> None:
         for edge in self.edges:
@@ -278,6 +291,17 @@ class Select:
 
     def waits_for(self) -> str:
         return f"an item from {_names(self.edges)}"
+
+
+class _Batch:
+    """The members of a bucket so far."""
+
+    __slots__ = ("members", "values")
+
+    def __init__(self) -> None:
+        self.members: list[tuple[Edge, Item]] = []
+        self.values: list[Any] = []
+        """What `full` sees, kept beside the members: a list anew for each one costs the square of a batch."""
 
 
 class Batches:
@@ -293,7 +317,7 @@ class Batches:
         self._stage = stage
         self.linger = stage.linger
         self._scatters = scatters
-        self._open: dict[Hashable, list[tuple[Edge, Item]]] = {}  # in the order of their first members
+        self._open: dict[Hashable, _Batch] = {}  # in the order of their first members
         self._since: dict[Hashable, float] = {}
         """Bucket to when its first member came, by the loop's clock."""
         self._gaps: list[int] = []
@@ -329,16 +353,18 @@ class Batches:
             return False
         with _naming(edge, item, "bucket"):
             bucket = self._stage.bucket(item.value)
-            members = self._open.get(bucket)
-        if members is None:
-            members = self._open[bucket] = []
+            _must_hash(bucket)
+            batch = self._open.get(bucket)
+        if batch is None:
+            batch = self._open[bucket] = _Batch()
             self._since[bucket] = edge.consumer.engine.loop.time()
         edge.pop()
         edge.gathered += 1
-        members.append((edge, item))
+        batch.members.append((edge, item))
+        batch.values.append(item.value)
         edge.producer.wake()  # its edge may admit one more now
         with _naming(edge, item, "full"):
-            if self._stage.full([member.value for _, member in members]):
+            if self._stage.full(batch.values):
                 self._due.append(bucket)
         return True
 
@@ -354,7 +380,7 @@ class Batches:
 
     def discard(self) -> list[tuple[Edge, Item]]:
         """Give up every unfinished batch; its members."""
-        members = [member for bucket in self._open.values() for member in bucket]
+        members = [member for batch in self._open.values() for member in batch.members]
         for edge, _ in members:
             edge.gathered -= 1
         self._open.clear()
@@ -365,12 +391,12 @@ class Batches:
     def peek(self) -> Taken | None:
         if not self._due:
             return None
-        members = self._open[self._due[0]]
+        members = self._open[self._due[0]].members
         return Taken(None, list(members), [item.value for _, item in members], tuple(self._gaps))
 
     def take(self, taken: Taken) -> None:
         bucket = self._due.pop(0)
-        members = self._open.pop(bucket)
+        members = self._open.pop(bucket).members
         del self._since[bucket]
         self._gaps = []
         for edge, _ in members:
@@ -380,5 +406,5 @@ class Batches:
         return self._edge.ended and not self._open
 
     def waits_for(self) -> str:
-        held = sum(map(len, self._open.values()))
+        held = sum(len(batch.members) for batch in self._open.values())
         return f"{held} gathered, waits for an item from {self._edge.producer.name} to fill a batch"

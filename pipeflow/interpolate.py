@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Never
 from pipeflow.diagnostic import Diagnostic, suggest
 from pipeflow.nodes import Entry, ListNode, MapNode, Node, Path_, Scalar, dotted
 from pipeflow.scalars import escape, read_plain
+from pipeflow.scrub import SHORTEST, Scrubber
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,13 +32,15 @@ _MAX_CHAIN = 50
 _MAX_LEVEL = 100
 
 
-def interpolate(root: MapNode, env: Mapping[str, str]) -> tuple[MapNode, list[Diagnostic]]:
-    """The tree with every reference resolved, and all faults: `missing-env` for a variable that is not set,
-    `unknown-key` for an unknown parameter, `syntax` for a circle and for what is no reference."""
+def interpolate(root: MapNode, env: Mapping[str, str]) -> tuple[MapNode, list[Diagnostic], Scrubber]:
+    """The tree with every reference resolved, all faults, and what takes its secrets out of texts.
+
+    Faults: `missing-env` for a variable that is not set, `unknown-key` for an unknown parameter, `syntax` for
+    a circle and for what is no reference, `wrong-type` for a secret that is too short to be hidden."""
     work = _Interpolation(root, env)
     done = work.node(root, ())
     assert isinstance(done, MapNode)
-    return done, work.found
+    return done, work.found, Scrubber(work.secrets)
 
 
 class _Failed(Exception):
@@ -47,6 +50,7 @@ class _Failed(Exception):
 class _Interpolation:
     def __init__(self, root: MapNode, env: Mapping[str, str]) -> None:
         self.found: list[Diagnostic] = []
+        self.secrets: dict[str, str] = {}
         self._root = root
         self._env = env
         self._done: dict[int, Node] = {}
@@ -154,7 +158,14 @@ class _Interpolation:
         if any("\ud800" <= char <= "\udfff" for char in value):
             message = f"the environment variable {name} is not UTF-8 text"
             self._fail(node, path, message, "set it to text", "wrong-type")
-        return value, f"${{{body}}}" if secret else None
+        if secret is None:
+            return value, None
+        if value:
+            if len(value.strip()) < SHORTEST:
+                message = f"the secret {name} is shorter than {SHORTEST} characters, so it cannot be hidden"
+                self._fail(node, path, message, "set a longer one, or write ${env:..}", "wrong-type")
+            self.secrets.setdefault(value, f"${{{body}}}")
+        return value, f"${{{body}}}"
 
     def _parameter(self, body: str, node: Scalar, path: Path_) -> Node:
         names = body.split(".")[1:]

@@ -69,6 +69,8 @@ class Output:
         self.port = port
         self.versions = versions
         self.tickets = tickets
+        for ticket in tickets:
+            ticket.carriers += 1
 
 
 class Job:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pipeflow.context import Context
 from pipeflow.device.base import imported_torch
+from pipeflow.error_text import error_text
 from pipeflow.errors import DeviceError
 from pipeflow.item import Port, Scatter
 from pipeflow.job import END, Launched
@@ -121,9 +122,7 @@ class Lane:
                 value = self._step(job, context) if self.generates else self._call(job, context)
                 refuse_writes(lent)
                 refuse_graph(_payload(value))
-            except KeyboardInterrupt:
-                raise
-            except BaseException as raised:  # a SystemExit too is stage code's fault, not the thread's end
+            except BaseException as raised:  # a SystemExit or KeyboardInterrupt too is stage code's fault
                 error = raised
             if context is not None and (context.logged or context.reported):
                 self._fetch_logged(context)
@@ -173,7 +172,9 @@ class Lane:
             if task is not None and task.cancelling():
                 raise  # the run's
             error = raised  # stage code's own: it awaited something that was cancelled
-        except Exception as raised:
+        except GeneratorExit:
+            raise  # this coroutine was given up
+        except BaseException as raised:  # a SystemExit or KeyboardInterrupt too: not the loop's end
             error = raised
         if self.enqueue is None:
             if self.device.copies_out and error is None:
@@ -235,8 +236,6 @@ class Lane:
         with self.device.entered(self.stream):
             try:
                 call(context)
-            except KeyboardInterrupt:
-                raise
             except BaseException as raised:
                 error = raised
             if context.logged or context.reported:
@@ -263,15 +262,14 @@ class Lane:
                 with self.device.entered(self.stream):
                     try:
                         value = function()
-                    except Exception as raised:  # it may have enqueued work before
+                    except BaseException as raised:  # it may have enqueued work before
                         error = raised
                     return value, error, self.stream.record()
 
             def reached(_: Any, fault: BaseException | None) -> None:
                 if fault is not None:
-                    engine.fail(
-                        DeviceError(f"device {self.device.name!r}, in what {self.name!r} enqueued: {fault}")
-                    )
+                    said = f"device {self.device.name!r}, in what {self.name!r} enqueued: {error_text(fault)}"
+                    engine.fail(DeviceError(said))
                 elif gate is not None:
                     gate.leave(self, None)
 

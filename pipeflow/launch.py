@@ -19,23 +19,24 @@ from collections import deque
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import anyio
+from pipeflow.tasks import end_tasks, stack_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
 
     from pipeflow.device.base import Mark
 
 __all__ = ["Inbox", "InlineLauncher", "Launcher", "StuckThread", "TaskLauncher", "ThreadLauncher",
-           "off_loop", "stuck_thread"]  # fmt: skip
+           "off_loop", "stuck_task", "stuck_thread"]  # fmt: skip
 
 
 class StuckThread(NamedTuple):
-    """A thread that did not come back: its name, what it runs, and its stack now."""
+    """A thread or task that did not come back: its name, what it runs, and its stack now."""
 
     name: str
     doing: str
     stack: str
+    kind: str = "thread"
 
 
 class Inbox:
@@ -122,6 +123,11 @@ def stuck_thread(thread: threading.Thread, doing: str) -> StuckThread | None:
     return StuckThread(thread.name, doing, stack)
 
 
+def stuck_task(task: asyncio.Task[Any], doing: str) -> StuckThread:
+    """What a task that is not done awaits."""
+    return StuckThread(f"task {task.get_name()}", doing, stack_of(task), "task")
+
+
 class Launcher(Protocol):
     """Runs the jobs of one lane. `doing` says what a job is, should it get stuck: its `str` is taken then."""
 
@@ -152,7 +158,7 @@ class Launcher(Protocol):
         ...
 
     def stuck(self) -> list[StuckThread]:
-        """Threads not ended yet, with what they do."""
+        """Threads and tasks not ended yet, with what they do."""
         ...
 
 
@@ -279,16 +285,13 @@ class InlineLauncher(_Marks):
 
 
 class TaskLauncher:
-    """`async def` jobs on worker tasks of the run's task group; `job` returns an awaitable."""
+    """`async def` jobs on worker tasks, which it owns; `job` returns an awaitable.
 
-    def __init__(
-        self,
-        start_soon: Callable[[Callable[[], Coroutine[Any, Any, None]], str], None],
-        name: str,
-        width: int,
-        on_fault: Callable[[BaseException], None],
-    ) -> None:
-        self._name = name
+    They are plain tasks, in no task group: a group waits for its tasks for ever, also for one that swallows
+    its cancel. What ends them is `stop_jobs` and `ended`; what does not end is given up and named.
+    """
+
+    def __init__(self, name: str, width: int, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
         self._queue: deque[
             tuple[object, Callable[[], Awaitable[Any]], Callable[[Any, BaseException | None], None]]
@@ -296,12 +299,13 @@ class TaskLauncher:
         self._queue = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._stopped = False
-        self._scopes: dict[anyio.CancelScope, object] = {}
-        """Of its tasks; what each does."""
-        self._left = width
-        self._over: asyncio.Future[None] | None = None
+        self._given_up = False
+        self._tasks: dict[asyncio.Task[None], object] = {}
+        """Those not done; what each does."""
         for index in range(width):
-            start_soon(self._task, f"{name} {index}" if width > 1 else name)
+            task = asyncio.create_task(self._work(), name=f"{name} {index}" if width > 1 else name)
+            self._tasks[task] = None
+            task.add_done_callback(self._ended)
 
     def submit(
         self,
@@ -337,42 +341,26 @@ class TaskLauncher:
         return
 
     def stuck(self) -> list[StuckThread]:
-        if self._left == 0:
-            return []
-        doing = ", ".join(str(doing) for doing in self._scopes.values() if doing is not None)
         return [
-            StuckThread(f"task {self._name}", doing or "nothing", "(a task that does not end when cancelled)")
+            stuck_task(task, "nothing" if doing is None else str(doing))
+            for task, doing in self._tasks.items()
+            if not task.done()
         ]
 
     async def ended(self, grace: float) -> None:
         """After `stop_jobs`: wait for jobs in hand, cancel them after `grace`, give up as long after."""
-        with anyio.move_on_after(grace):
-            await self._end()
-            return
-        for scope in self._scopes:
-            scope.cancel()
-        with anyio.move_on_after(max(grace, 0.1)):
-            await self._end()
+        if await end_tasks(self._tasks, grace):
+            self._given_up = True
 
-    async def _end(self) -> None:
-        if self._left:
-            self._over = asyncio.get_running_loop().create_future()
-            await self._over
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self._on_fault(fault)
 
-    async def _task(self) -> None:
-        scope = anyio.CancelScope()
-        self._scopes[scope] = None
-        try:
-            with scope:
-                await self._work(scope)
-        finally:
-            del self._scopes[scope]
-            self._left -= 1
-            if self._left == 0 and self._over is not None:
-                self._wake(self._over)
-
-    async def _work(self, scope: anyio.CancelScope) -> None:
+    async def _work(self) -> None:
         loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
         while True:
             while not self._queue:
                 if self._stopped:
@@ -385,13 +373,15 @@ class TaskLauncher:
                     if future in self._idle:
                         self._idle.remove(future)
             doing, job, then = self._queue.popleft()
-            self._scopes[scope] = doing
+            self._tasks[task] = doing
             value, error = None, None
             try:
                 value = await job()
             except Exception as raised:
                 error = raised
-            self._scopes[scope] = None
+            if self._given_up:
+                return  # the run is over and has told of it
+            self._tasks[task] = None
             try:
                 then(value, error)
             except Exception as fault:  # the engine's own: the run ends by it, not by a dead task

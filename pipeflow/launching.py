@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipeflow import handover, outcome
+from pipeflow.error_text import error_text
 from pipeflow.errors import DeviceError, StageError
 from pipeflow.fence import REACHED, Fence
 from pipeflow.job import END
@@ -61,7 +62,7 @@ def device_fault(runner: Runner, lane: Lane, number: int | None, error: BaseExce
     """What was awaited failed outside stage code: the run ends (axiom 7.2)."""
     fault = DeviceError(
         f"device {lane.device.name!r} reported a fault while the host awaited stage {runner.name!r}, "
-        f"item {number}; a device reports late, so the culprit may be another stage: {error}"
+        f"item {number}; a device reports late, so the culprit may be another stage: {error_text(error)}"
     )
     fault.__cause__ = error
     runner.engine.fail(fault)

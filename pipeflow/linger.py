@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+from pipeflow.errors import StageError
 
 if TYPE_CHECKING:
     import asyncio
@@ -20,7 +23,12 @@ class Linger:
         self._runner = runner
         self._batches = batches
         self._seconds = seconds
-        self._timer: asyncio.TimerHandle | None = None
+        if not 0 <= seconds < math.inf:
+            said = f"its linger is {seconds} s: a time of 0 s or more, or None to wait for a full batch"
+            raise StageError(said, stage=runner.name)
+        self._timer: asyncio.Handle | None = None
+        self._deadline: float | None = None
+        """Kept here: a handle need not know its time (uvloop's does not where the time has passed)."""
 
     @property
     def waiting(self) -> bool:
@@ -30,19 +38,20 @@ class Linger:
     def keep(self) -> None:
         """Set the timer anew if another batch is the oldest now."""
         since = self._batches.waits_since()
-        if self._timer is not None and (since is None or self._timer.when() != since + self._seconds):
+        deadline = None if since is None else since + self._seconds
+        if self._timer is not None and deadline != self._deadline:
             self.stop()
-        if since is not None and self._timer is None:
-            loop = self._runner.engine.loop
-            self._timer = loop.call_at(since + self._seconds, self._over, since)
+        if since is not None and deadline is not None and self._timer is None:
+            self._deadline = deadline
+            self._timer = self._runner.engine.loop.call_at(deadline, self._over, since)
 
     def stop(self) -> None:
         """No batch will leave by time."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer = self._deadline = None
 
     def _over(self, since: float) -> None:
-        self._timer = None
+        self._timer = self._deadline = None
         self._batches.flush(since)
         self._runner.wake()

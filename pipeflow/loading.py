@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from pipeflow.context import ResourceContext, seed_of
+from pipeflow.error_text import named_error
 from pipeflow.errors import PipeflowError, StageError, Stopped, Stuck
 from pipeflow.resource import Instance, Leases, Shared
 
@@ -101,9 +102,7 @@ class Loader:
             except PipeflowError as error:
                 raise PipeflowError(f"resource {name!r}: {error}") from error
             except Exception as error:
-                raise PipeflowError(
-                    f"resource {name!r} on {device_name}: {type(error).__name__}: {error}"
-                ) from error
+                raise PipeflowError(f"resource {name!r} on {device_name}: {named_error(error)}") from error
             for line in context.logged:
                 engine.record(name, **line)
             engine.reported.update(context.reported)
@@ -164,7 +163,7 @@ class Loader:
             fault = failure[0]
             if isinstance(fault, Stopped):
                 raise fault
-            raise StageError(f"in setup: {type(fault).__name__}: {fault}", stage=lane.name) from fault
+            raise StageError(f"in setup: {named_error(fault)}", stage=lane.name) from fault
         engine.logged(self._assembly.runners[lane.name], None, context)
 
     async def close(self) -> None:
@@ -200,7 +199,8 @@ class Loader:
         except Exception as error:
             engine.note("close failed", what, error=error)
             if engine.error is None:
-                engine.error = PipeflowError(f"while {what} was closed: {type(error).__name__}: {error}")
+                engine.error = PipeflowError(f"while {what} was closed: {named_error(error)}")
+                engine.error.__cause__ = error
 
 
 def _first(error: Exception) -> Exception:

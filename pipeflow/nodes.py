@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from pipeflow.diagnostic import Place
 
-__all__ = ["Entry", "ListNode", "MapNode", "Node", "Path_", "Scalar", "dotted", "to_plain", "to_yaml"]
+__all__ = ["Entry", "ListNode", "MapNode", "Node", "Path_", "Scalar", "dotted", "scalars_of", "to_plain",
+           "to_yaml"]  # fmt: skip
 
 Path_: TypeAlias = tuple[str | int, ...]
 """Where a node stands in its document: `("stages", "train", "from", 0)`."""
@@ -70,6 +71,18 @@ def dotted(path: Path_) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
+
+
+def scalars_of(node: Node, path: Path_ = ()) -> Iterator[tuple[Path_, Scalar]]:
+    """Every value below a node, with its path."""
+    if isinstance(node, Scalar):
+        yield path, node
+    elif isinstance(node, MapNode):
+        for key, entry in node.entries.items():
+            yield from scalars_of(entry.node, (*path, key))
+    else:
+        for index, item in enumerate(node.items):
+            yield from scalars_of(item, (*path, index))
 
 
 def to_plain(node: Node, *, mask_secrets: bool = True) -> Any:

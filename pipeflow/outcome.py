@@ -6,6 +6,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from pipeflow.error_text import named_error
 from pipeflow.errors import StageError
 from pipeflow.item import DROP, Failed, Port, Scatter
 from pipeflow.job import END, Output
@@ -239,7 +240,6 @@ def stage_error(runner: Runner, job: Job, error: BaseException) -> StageError:
         said = f" (the budget of {policy.skip} skipped items is used up)"
     elif policy is not None and policy.retry is not None:
         said = f" (tried {job.failures} times)"
-    text = str(error) or type(error).__name__
-    wrapped = StageError(f"{type(error).__name__}: {text}{said}", stage=runner.name, sequence=job.number)
+    wrapped = StageError(f"{named_error(error)}{said}", stage=runner.name, sequence=job.number)
     wrapped.__cause__ = error
     return wrapped

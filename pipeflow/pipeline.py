@@ -98,6 +98,11 @@ class Pipeline:
         """
         runner = self._input(to)
         engine = self._engine
+        answering = self._assembly.answering
+        if answering is None or not runner.feeds_answer:
+            raise PipeflowError(
+                f"nothing leads from {runner.name!r} to {answering or 'an output'!r}: no result would come back"
+            )
         if engine.error is not None:
             self._error_told = True
             raise PipeflowError(
@@ -265,7 +270,8 @@ async def open_pipeline(
     if report.errors:
         raise GraphError(report.errors)
     name = spec.name
-    folder = RunFolder(Path(run_dir) if run_dir is not None else default_run_dir(name))
+    place = Path(run_dir) if run_dir is not None else default_run_dir(name)
+    folder = RunFolder(place, report.document.scrub)
     folder.create()
     write_whole(folder.path / "pipeline.yaml", report.document.to_yaml())
     failure: BaseException | None = None

@@ -4,13 +4,16 @@
 added to its own `Registry`, the framework's built-ins, and the entry points `pipeflow.stages` and
 `pipeflow.resources` of installed distributions. A class is imported only when a file uses it.
 
-`sys.path` is never touched here. The command line puts the pipeline file's folder on it, so that a module
-beside the file is found by `pipeflow run`; a program that embeds pipeflow says itself what it imports.
+`sys.path` is never touched here. The command line puts the pipeline file's folder last on it, so that a
+module beside the file is found by `pipeflow run`; a program that embeds pipeflow says itself what it imports.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
+import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeflow.diagnostic import suggest
@@ -61,6 +64,9 @@ class Registry:
         self._added: dict[Group, dict[str, type[Any]]] = {"stages": {}, "resources": {}}
         self._installed: dict[Group, dict[str, str]] = {}
         self._found: dict[tuple[Group, str], type[Any]] = {}
+        self.beside: str | None = None
+        """The folder last on `sys.path`, if the command line put one there. A module in it that another one
+        hides is a fault, not silently the other."""
 
     def add(self, name: str, cls: type[Any]) -> None:
         """Make a stage or resource class known under `name`, before anything installed.
@@ -101,6 +107,8 @@ class Registry:
         if known is None:
             known = self._added[group].get(uses)
             if known is None:
+                if self.beside is not None and ":" in uses:
+                    _not_hidden(uses, self.beside)
                 known = _load(uses, uses if ":" in uses else self.target(uses, group), base)
             self._found[group, uses] = known
         return known
@@ -152,6 +160,25 @@ def _load(uses: str, target: str, base: type[Any]) -> type[Any]:
     return found
 
 
+def _not_hidden(uses: str, folder: str) -> None:
+    """Raises BrokenClass where `folder` has the module that `uses` names, but Python takes another."""
+    name = uses.partition(":")[0].partition(".")[0]
+    for file in (f"{name}.py", os.path.join(name, "__init__.py")):
+        if name and os.path.isfile(os.path.join(folder, file)):
+            break
+    else:
+        return
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # a module without a spec, such as __main__
+        return
+    origin = None if spec is None else spec.origin
+    if spec is None or (origin and os.path.realpath(origin) == os.path.realpath(os.path.join(folder, file))):
+        return
+    other = "the standard library's" if name in sys.stdlib_module_names else f"the one in {origin}"
+    raise BrokenClass(f"{uses!r}: module {name!r} is {other}, not {file} beside the file", "rename yours")
+
+
 def _import(uses: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
@@ -168,7 +195,14 @@ def _import(uses: str, module_name: str) -> ModuleType:
             f"{uses!r}: module {module_name!r} needs {error.name!r}, which is not installed",
             f"install {error.name!r}",
         ) from error
-    except Exception as error:  # whatever a module does while it is imported is its own affair
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as error:
+        raise BrokenClass(
+            f"{uses!r}: module {module_name!r} calls sys.exit({error.code!r}) while it is imported",
+            'put what it does as a program under `if __name__ == "__main__":`',
+        ) from error
+    except BaseException as error:  # whatever a module does while it is imported is its own affair
         raise BrokenClass(
             f"{uses!r}: importing {module_name!r} failed with {type(error).__name__}: {error}",
             f"`python -c 'import {module_name}'` shows where",

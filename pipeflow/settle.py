@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from pipeflow.error_text import error_text
 from pipeflow.errors import Stuck
-from pipeflow.launch import TaskLauncher, off_loop, stuck_thread
+from pipeflow.launch import TaskLauncher, off_loop, stuck_task, stuck_thread
+from pipeflow.tasks import end_tasks
 
 if TYPE_CHECKING:
     import threading
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pipeflow.engine import Engine
     from pipeflow.job import Job
     from pipeflow.lane import Lane
+    from pipeflow.launch import StuckThread
 
 __all__ = ["settle"]
 
@@ -32,7 +35,7 @@ async def settle(engine: Engine, grace: float) -> None:
     for launcher in engine.launchers:
         launcher.drop_queued()
     await _end_tasks(engine, deadline)
-    await _close_generators(engine, deadline)
+    left = await _close_generators(engine, deadline)
     for launcher in engine.launchers:
         launcher.stop_jobs()
     await _join(engine, deadline)
@@ -41,11 +44,17 @@ async def settle(engine: Engine, grace: float) -> None:
     await _join(engine, deadline)
     helpers = dict(engine.helpers)
     await off_loop(engine.inbox, lambda: _join_threads(helpers, deadline), "settle")
-    left = engine.stuck_threads()
+    left += engine.stuck_threads()
     left += [found for thread, doing in helpers.items() if (found := stuck_thread(thread, doing))]
     if left:
         stacks = "\n".join(f"{t.name}, in {t.doing}:\n{t.stack}" for t in left)
-        raise Stuck(f"{len(left)} threads did not come back within {grace:g} s\n{stacks}")
+        raise Stuck(f"{_counted(left)} did not come back within {grace:g} s\n{stacks}")
+
+
+def _counted(left: list[StuckThread]) -> str:
+    tasks = sum(found.kind == "task" for found in left)
+    counts = {"threads": len(left) - tasks, "tasks": tasks}
+    return " and ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
 async def to_the_end(closing: Coroutine[Any, Any, None]) -> asyncio.CancelledError | None:
@@ -97,16 +106,18 @@ async def _join(engine: Engine, deadline: float) -> None:
     await off_loop(engine.inbox, join, "settle")
 
 
-async def _close_generators(engine: Engine, deadline: float) -> None:
+async def _close_generators(engine: Engine, deadline: float) -> list[StuckThread]:
     """A cancelled run leaves generators half-way: their `finally` runs where their code ran, not whenever
-    memory is collected."""
+    memory is collected. Those that do not end are returned."""
+    left: list[StuckThread] = []
     for node in engine.nodes:
         for job in node.hand:
             if job.generator is not None and job.lane is not None:
-                await _close(engine, job.lane, job, deadline)
+                left += await _close(engine, job.lane, job, deadline)
+    return left
 
 
-async def _close(engine: Engine, lane: Lane, job: Job, deadline: float) -> None:
+async def _close(engine: Engine, lane: Lane, job: Job, deadline: float) -> list[StuckThread]:
     close = lane.close_generator(job)
     assert close is not None
 
@@ -114,13 +125,20 @@ async def _close(engine: Engine, lane: Lane, job: Job, deadline: float) -> None:
         if error is not None:
             engine.note("close failed", lane.name, error=error)
             if engine.error is not None:
-                engine.error.add_note(f"then, while the generator of {lane.name!r} was closed: {error}")
+                engine.error.add_note(
+                    f"then, while the generator of {lane.name!r} was closed: {error_text(error)}"
+                )
 
     if not lane.is_async:
         lane.launcher.submit("its end", close, closed)
-        return
-    try:
-        with anyio.move_on_after(max(_left(deadline), 0.1)):
+        return []
+
+    async def end() -> None:
+        try:
             await close()
-    except Exception as error:
-        closed(None, error)
+        except Exception as error:
+            closed(None, error)
+
+    # A task of its own: a `finally` that swallows its cancel must not hold the end of the run.
+    task = asyncio.create_task(end(), name=f"{lane.name}[{lane.index}]")
+    return [stuck_task(task, "the end of its generator") for task in await end_tasks([task], _left(deadline))]

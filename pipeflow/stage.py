@@ -154,16 +154,21 @@ def _positional(run: Callable[..., Any]) -> list[str]:
 def kind_of(cls: type[Stage[Any, Any]]) -> Kind:
     """Read the kind off the class (see the module's text).
 
-    Raises TypeError where `run` is missing or takes more than one item.
+    Raises TypeError where `run` is missing or takes more than one item, and where that of a gather yields.
     """
     if cls.is_barrier:
         return Kind.BARRIER
     run = getattr(cls, "run", None)
     if run is None:
         raise TypeError(f"{cls.__qualname__} has no run method")
-    if issubclass(cls, Gather):
-        return Kind.GATHER
     generates = inspect.isgeneratorfunction(run) or inspect.isasyncgenfunction(run)
+    if issubclass(cls, Gather):
+        if generates:
+            raise TypeError(
+                f"{cls.__qualname__}.run yields, but a gather makes one value of a batch. "
+                "Return a list (or a Scatter), or put a one-to-many stage behind it"
+            )
+        return Kind.GATHER
     items = _positional(run)
     if not items:
         if not generates:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import sys
 from typing import Any
 
@@ -77,10 +80,30 @@ def main(args: list[str] | None = None) -> Any:
     except Exception as error:
         from pipeflow.errors import PipeflowError
 
-        if not isinstance(error, PipeflowError):
+        if isinstance(error, PipeflowError):
+            text = str(error)
+        elif isinstance(error, OSError) and _stdout_fails(error):
+            text = f"cannot write to stdout: {error.strerror}"
+        else:
             raise
-        click.echo(f"pipeflow: {error}", err=True)
+        with contextlib.suppress(OSError):
+            click.echo(f"pipeflow: {text}", err=True)
         sys.exit(1)
+
+
+def _stdout_fails(error: OSError) -> bool:
+    """Whether the error is that of stdout: what could not be written is still to be written. It is then
+    given up, or the interpreter would try it again at its end, and fail with a traceback."""
+    try:
+        sys.stdout.flush()
+        if error.errno != errno.ENOSPC or error.filename is not None:  # an unbuffered one keeps nothing
+            return False
+    except OSError:
+        pass
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return True
 
 
 if __name__ == "__main__":

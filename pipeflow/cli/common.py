@@ -17,19 +17,27 @@ __all__ = ["counted", "pipeline_file", "see_modules_in", "show", "valid_override
 
 
 def pipeline_file(path: str) -> str:
-    """The path, if a file is there; else a usage error (exit 2). Its folder goes first on `sys.path`, as
-    with `python FILE`: modules beside a pipeline file are found by `uses: module:Class`."""
+    """The path, if a file is there; else a usage error (exit 2). Its folder goes last on `sys.path`: modules
+    beside a pipeline file are found by `uses: module:Class`, and hide no other."""
     if not os.path.isfile(path):
-        kind = "is a folder" if os.path.isdir(path) else "does not exist"
+        kind = "does not exist" if not os.path.exists(path) else "is not a regular file"
+        kind = "is a folder" if os.path.isdir(path) else kind
         raise click.UsageError(f"the pipeline file {path!r} {kind}")
     see_modules_in(os.path.dirname(os.path.abspath(path)))
     return path
 
 
 def see_modules_in(folder: str) -> None:
-    """Put a folder first on `sys.path`, once."""
+    """Put a folder last on `sys.path`, in the place of the one before. Where it stood already, as `python -m`
+    puts the working directory first, it moves; not where PYTHONPATH says that it comes first."""
+    from pipeflow.registry import DEFAULT
+
+    for each in (DEFAULT.beside, folder):
+        if each in sys.path and each not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+            sys.path.remove(each)
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.append(folder)
+    DEFAULT.beside = folder
 
 
 def valid_overrides(overrides: Sequence[str]) -> Sequence[str]:

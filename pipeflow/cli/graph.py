@@ -35,7 +35,7 @@ def command(file: str, overrides: tuple[str, ...], form: str) -> None:
     show(report.diagnostics, err=True)
     if report.graph is not None:
         draw = {"text": as_text, "mermaid": as_mermaid, "dot": as_dot}[form]
-        click.echo(draw(report.graph), nl=False)
+        click.echo(report.document.scrub(draw(report.graph)), nl=False)
     sys.exit(1 if report.errors else 0)
 
 

@@ -12,6 +12,7 @@ import click
 
 from pipeflow.cli.common import counted, pipeline_file, show, valid_overrides
 from pipeflow.cli.signals import Signals
+from pipeflow.scrub import Scrubber
 
 if TYPE_CHECKING:
     import asyncio
@@ -77,6 +78,7 @@ class _Session:
         self._views: TaskGroup | None = None
         self._draining = False
         self._over = False
+        self._scrub = Scrubber()
         self._deadline: threading.Timer | None = None
         self._leaving = threading.Lock()
 
@@ -85,10 +87,11 @@ class _Session:
         from pipeflow.check import check
 
         report = check(self.path, self.given, here=True)
+        self._scrub = report.document.scrub
         show(report.diagnostics, err=True)
         findings = report.diagnostics if self.strict else report.errors
         if findings:
-            _say(f"{self.path}: {counted(len(findings), 'finding')}; nothing was started")
+            self._say(f"{self.path}: {counted(len(findings), 'finding')}; nothing was started")
             return self._tell_json({"findings": [found.as_dict() for found in findings]}, 1)
         assert report.graph is not None
         for node in report.graph.nodes.values():
@@ -97,7 +100,7 @@ class _Session:
                     f"stage {node.name!r} takes its items from a program, so there is nothing to run here. "
                     "Open the file with pipeflow.open and submit to it"
                 )
-                _say(f"{self.path}: {text}")
+                self._say(f"{self.path}: {text}")
                 return self._tell_json({"error": text}, 1)
         import asyncio
 
@@ -141,9 +144,12 @@ class _Session:
             self._views.cancel_scope.cancel()
         return self._tell(failure)
 
+    def _say(self, text: str, *, nl: bool = True) -> None:
+        _say(self._scrub(text), nl=nl)
+
     def _opening(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
-        _say(f"run folder: {pipeline.run_dir}")
+        self._say(f"run folder: {pipeline.run_dir}")
         if self._views is not None:
             self._views.start_soon(self._view, pipeline)
         if self._draining:
@@ -155,7 +161,7 @@ class _Session:
         try:
             await show_progress(pipeline, pipeline.log_every)
         except Exception as error:  # no fault of what only looks on may end a training
-            _say(f"the view of the run ended: {type(error).__name__}: {error}")
+            self._say(f"the view of the run ended: {type(error).__name__}: {error}")
 
     # Signals ---------------------------------------------------------------------------------------
 
@@ -175,10 +181,9 @@ class _Session:
         else:
             self.leave()
 
-    @staticmethod
-    def _say_aside(text: str) -> None:
+    def _say_aside(self, text: str) -> None:
         """On a thread of its own: a stopped terminal must not keep the next signal from being heard."""
-        threading.Thread(target=_say, args=(text,), daemon=True).start()
+        threading.Thread(target=self._say, args=(text,), daemon=True).start()
 
     def _on_loop(self, call: Callable[[], None]) -> None:
         if self._loop is not None:
@@ -208,10 +213,10 @@ class _Session:
 
     def _last_words(self) -> None:
         if sys.stderr.isatty():
-            _say("\x1b[?25h", nl=False)  # the live view hides the cursor
+            self._say("\x1b[?25h", nl=False)  # the live view hides the cursor
         pipeline = self.pipeline
         with contextlib.suppress(Exception):  # the loop may change what is read here
-            _say("abandoned" + (f":\n{pipeline.why()}" if pipeline is not None else ""))
+            self._say("abandoned" + (f":\n{pipeline.why()}" if pipeline is not None else ""))
         if pipeline is not None:
             with contextlib.suppress(Exception):
                 pipeline.abandon()
@@ -234,18 +239,24 @@ class _Session:
         if failure is not None:
             known = isinstance(failure, (PipeflowError, OSError))
             text = str(failure) if known else f"{type(failure).__name__}: {failure}"
-            _say(f"pipeflow: {text}")
+            self._say(f"pipeflow: {text}")
             for note in getattr(failure, "__notes__", ()):
-                _say(f"  {note}")
+                self._say(f"  {note}")
             unforeseen = failure.__cause__ if known else failure
             told = isinstance(unforeseen, PipeflowError) or isinstance(failure, OSError)
             if unforeseen is not None and not told:
                 import traceback
 
-                _say("".join(traceback.format_exception(unforeseen)))
+                self._say("".join(traceback.format_exception(unforeseen)))
         if summary is not None and not self.as_json:
-            click.echo(_text(summary, str(self.pipeline.run_dir) if self.pipeline else ""))
+            shown = _text(summary, str(self.pipeline.run_dir) if self.pipeline else "")
+            self._put(self._scrub(shown), code)
         return self._tell_json(summary or {"error": text}, code)
+
+    def _put(self, text: str, code: int) -> None:
+        """To stdout. A full disk is told by `main`, with exit code 1; it does not hold up a forced exit."""
+        with contextlib.suppress(*((OSError, ValueError) if code == FORCED else ())):
+            click.echo(text)
 
     def _tell_json(self, summary: Summary | None, code: int) -> int:
         """The last line of stdout under `--json`: every key of the contract, null where nothing is known."""
@@ -256,7 +267,7 @@ class _Session:
             told: Summary = {**dict.fromkeys(SUMMARY_KEYS), **(summary or {})}
             if told["exit_code"] != code:  # nothing was written, or not what came to pass since
                 told |= {"status": "forced" if code == FORCED else "failed", "exit_code": code}
-            click.echo(strict_json(told))
+            self._put(strict_json(self._scrub.values(told)), code)
         return code
 
 

@@ -12,7 +12,9 @@ import uuid
 from pathlib import Path
 from typing import Any, cast
 
+from pipeflow.error_text import error_text, named_error
 from pipeflow.errors import PipeflowError
+from pipeflow.scrub import Scrubber
 
 __all__ = ["FolderError", "RunFolder", "default_run_dir", "strict_json", "write_whole"]
 
@@ -91,12 +93,16 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def _text(value: object) -> str:
+    return error_text(value) if isinstance(value, BaseException) else str(value)
+
+
 def strict_json(value: dict[str, Any], indent: int | None = None) -> str:
     """Strict JSON: NaN and infinities become null, what JSON lacks becomes text."""
     try:
         return json.dumps(value, default=str, allow_nan=False, indent=indent)
     except ValueError:
-        return json.dumps(_finite(value), default=str, indent=indent)
+        return json.dumps(_finite(value), default=_text, indent=indent)
 
 
 def _finite(value: Any) -> Any:
@@ -136,10 +142,14 @@ class _Lines:
 
 
 class RunFolder:
-    """Files of one run. Each is opened when its first line comes. FolderError where one cannot be written."""
+    """Files of one run. Each is opened when its first line comes. FolderError where one cannot be written.
 
-    def __init__(self, path: Path) -> None:
+    `scrub` takes the secrets out of all that is written here.
+    """
+
+    def __init__(self, path: Path, scrub: Scrubber | None = None) -> None:
         self.path = path
+        self._scrub = scrub or Scrubber()
         self.fault: FolderError | None = None
         """Why log.jsonl lacks a line. The log never stops a run on its way; whoever ends it asks here."""
         self._files: dict[str, _Lines] = {}
@@ -160,7 +170,7 @@ class RunFolder:
         try:
             if name not in self._files:
                 self._files[name] = _Lines(self.path / name)
-            self._files[name].add(strict_json(values))
+            self._files[name].add(strict_json(self._scrub.values(values)))
         except OSError as error:
             raise FolderError(self.path / name, error) from error
 
@@ -182,16 +192,18 @@ class RunFolder:
     def dead_letter(self, stage: str, seq: int | None, error: Exception, record: object) -> None:
         """A line of dead_letter.jsonl: what was skipped, and why."""
         shown = record if isinstance(record, (str, int, float, type(None))) else repr(record)
+        if isinstance(shown, str):
+            shown = self._scrub(shown)  # before the cut: half a secret would not be known again
         if isinstance(shown, str) and len(shown) > 2000:
             shown = shown[:2000] + "..."
         self._line(
             "dead_letter.jsonl",
-            {"stage": stage, "sequence": seq, "error": f"{type(error).__name__}: {error}", "item": shown},
+            {"stage": stage, "sequence": seq, "error": f"{named_error(error)}", "item": shown},
         )
 
     def summary(self, values: dict[str, Any]) -> None:
         """summary.json, whole."""
-        write_whole(self.path / "summary.json", strict_json(values, indent=2) + "\n")
+        write_whole(self.path / "summary.json", strict_json(self._scrub.values(values), indent=2) + "\n")
 
     def close(self) -> None:
         """No line is taken any more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeflow.rules import barriers, keys, machine, resources, wiring
+from pipeflow.rules import barriers, embedding, keys, machine, resources, wiring
 from pipeflow.rules.case import Case, Rule
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ __all__ = ["RULES", "Case", "Rule", "run_rules"]
 RULES: tuple[Rule, ...] = (
     wiring.no_stages,
     wiring.item_circle,
+    wiring.same_input,
     wiring.gathered_fan_in,
     wiring.unfed_join,
     wiring.unordered_join,
@@ -42,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     resources.unfed_reader,
     resources.replicated_state,
     resources.resource_elsewhere,
+    embedding.split_answer,
     machine.no_such_device,
     machine.queue_over_budget,
     machine.allocator_transport,

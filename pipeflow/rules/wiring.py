@@ -19,6 +19,7 @@ __all__ = [
     "item_circle",
     "mutated_twice",
     "no_stages",
+    "same_input",
     "step_stage",
     "type_mismatch",
     "unfed_join",
@@ -158,6 +159,21 @@ def gathered_fan_in(case: Case) -> Findings:
             message = f"{node.name!r} gathers, so it takes from one stage, not from {len(node.inputs)}"
             remedy = "bring them together in a one-to-one stage before it"
             yield case.at(("stages", node.name, "from"), "gathered-fan-in", message, remedy)
+
+
+def same_input(case: Case) -> Findings:
+    """A list takes each output once: an item there twice would be lost, or its work done twice."""
+    for node in case.graph.nodes.values():
+        if node.joins:
+            continue
+        seen: set[tuple[str, str | None]] = set()
+        for link in node.inputs:
+            output = (link.source, link.port)
+            if output in seen:
+                name = link.source if link.port is None else f"{link.source}.{link.port}"
+                message = f"{node.name!r} takes {name!r} twice"
+                yield case.at(link.path, "unknown-input", message, "name it once")
+            seen.add(output)
 
 
 # Types --------------------------------------------------------------------------------------------------

@@ -210,3 +210,74 @@ async def end_at(
     if how == "drain":
         assert seen == sorted(seen)
         assert len(seen) == 2 * found[0]._assembly.runners["t"].counters.made if found else True
+
+
+@stage
+def twice(item: int):
+    for copy in range(item % 3):
+        yield item * 10 + copy
+
+
+@stage(ports=("a", "b"))
+def ports(item: int):
+    from pipeflow import Port
+
+    return Port("a" if item % 2 else "b", item)
+
+
+@pytest.mark.parametrize(
+    ("stages", "arrive"),
+    [
+        ({"o": {"uses": "output", "from": "i", "every": 2}}, {1: 1, 3: 3, 5: 5}),
+        (
+            {"m": {"uses": "work", "from": "i", "every": 3}, "o": {"uses": "output", "from": "m"}},
+            {2: 102, 5: 105},
+        ),
+        ({"p": {"uses": "ports", "from": "i"}, "o": {"uses": "output", "from": "p.a"}}, {1: 1, 3: 3, 5: 5}),
+        (
+            {"m": {"uses": "work", "from": "i"}, "o": {"uses": "output", "from": "m"}},
+            {n: 100 + n for n in range(6)},
+        ),
+    ],
+    ids=["every", "every before", "port", "all"],
+)
+def test_a_submit_that_cannot_come_back_is_told_so(
+    tmp_path: Path, stages: Any, arrive: dict[int, int]
+) -> None:
+    async def act(pipeline: Pipeline) -> Any:
+        results = await asyncio.gather(*map(pipeline.submit, range(6)), return_exceptions=True)
+        assert not pipeline._engine.tickets
+        return results
+
+    stages = {"i": {"uses": "input"}, **stages}
+    results = fine(go(tmp_path, stages, {"work": work, "ports": ports}, act)).value
+    assert {n: result for n, result in enumerate(results) if not isinstance(result, Dropped)} == arrive
+
+
+def test_an_output_that_no_input_leads_to_is_refused(tmp_path: Path) -> None:
+    async def act(pipeline: Pipeline) -> Any:
+        await pipeline.submit(1)
+
+    stages = {
+        "i": {"uses": "input"},
+        "a": {"uses": "work", "from": "i"},
+        "n": {"uses": "numbers"},
+        "o": {"uses": "output", "from": "n"},
+    }
+    outcome = go(tmp_path, stages, {"work": work}, act)
+    assert "nothing leads from 'i' to 'o'" in str(outcome.error)
+
+
+def test_one_to_many_on_the_way_to_the_output_is_refused(tmp_path: Path) -> None:
+    """Which of the many would be the result?"""
+
+    async def act(pipeline: Pipeline) -> Any:
+        await pipeline.submit(1)
+
+    stages = {
+        "i": {"uses": "input"},
+        "m": {"uses": "twice", "from": "i"},
+        "o": {"uses": "output", "from": "m"},
+    }
+    outcome = go(tmp_path, stages, {"twice": twice}, act)
+    assert "makes several items of one" in str(outcome.error)
