@@ -101,7 +101,7 @@ class Pipeline:
         answering = self._assembly.answering
         if answering is None or not runner.feeds_answer:
             raise PipeflowError(
-                f"nothing leads from {runner.name!r} to {answering or 'an output'!r}: no result would come back"
+                f"nothing leads from {runner.name!r} to {answering or 'an output'!r}: no result would return"
             )
         if engine.error is not None:
             self._error_told = True

@@ -51,6 +51,11 @@ PASS = {
           both: {uses: step, from: [two.good, two.bad]}
           join: {uses: step, from: {x: both, y: rows}}
     """,
+    "an output taken twice by name": """
+        stages:
+          rows: {uses: rows}
+          join: {uses: step, from: {x: rows, y: rows}}
+    """,
     "an unordered stage before the fork": """
         stages:
           rows: {uses: rows}
@@ -241,6 +246,13 @@ FAIL = {
           a: {uses: rows}
           b: {uses: in_place, from: §a}
           c: {uses: step, from: a}
+    """),
+    "an output taken twice by a list": ("unknown-input", """
+        stages:
+          rows: {uses: rows}
+          two: {uses: two, from: rows}
+          a: {uses: step, from: [two.good, two.bad, §two.good]}
+          b: {uses: step, from: [rows, §rows], ordered: false}
     """),
     "a step stage that is not there": ("unknown-input", """
         stages:

@@ -85,9 +85,18 @@ def leaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("PIPEFLOW_NO_PROGRESS", "1")
     monkeypatch.delitem(sys.modules, "leaky_stages", raising=False)
 
-    def run(command: str, at: str, on_error: str = "stop", *more: str) -> int:
+    def run(
+        command: str,
+        at: str,
+        on_error: str = "stop",
+        *more: str,
+        uses: str = "leaky_stages:show",
+        source: str = "numbers",
+    ) -> int:
         file = tmp_path / "leaky.yaml"
-        file.write_text(FILE.replace("AT}", at + "}").replace("ON_ERROR", on_error))
+        text = FILE.replace("AT}", at + "}").replace("ON_ERROR", on_error)
+        text = text.replace('"leaky_stages:show"', f'"{uses}"').replace("from: numbers", f'from: "{source}"')
+        file.write_text(text)
         with pytest.raises(SystemExit) as left:
             main([command, str(file), *more])
         return int(left.value.code or 0)
@@ -130,11 +139,13 @@ def test_a_run_neither_shows_nor_saves_a_secret(
 
 
 @pytest.mark.parametrize("command", ["check", "graph"])
-@pytest.mark.parametrize("more", [(), ("stages.show.from=${secret:PIPEFLOW_TEST_SECRET}",)])
-def test_findings_and_drawings(command: str, more: tuple[str, ...], leaky: Any, capfd: Any) -> None:
-    assert leaky(command, "nowhere", "stop", *more) == bool(more)
+@pytest.mark.parametrize("source", ["numbers", "${secret:PIPEFLOW_TEST_SECRET}"])
+def test_findings_and_drawings(command: str, source: str, leaky: Any, capfd: Any) -> None:
+    assert leaky(command, "nowhere", source=source) == (source != "numbers")
     told = capfd.readouterr()
     assert not shows(told.out + told.err)
+    if source != "numbers":
+        assert "there is no stage '${secret:PIPEFLOW_TEST_SECRET}'" in told.out + told.err
 
 
 GOOD = {
@@ -199,3 +210,12 @@ def test_a_dead_letter_is_scrubbed_before_it_is_cut(tmp_path: Path) -> None:
     folder.close()
     line = json.loads((tmp_path / "dead_letter.jsonl").read_text())
     assert "hush" not in line["item"]
+
+
+@pytest.mark.parametrize("form", ["text", "mermaid", "dot"])
+def test_a_misplaced_secret_is_not_drawn(form: str, leaky: Any, capfd: Any) -> None:
+    misplaced = "${secret:PIPEFLOW_TEST_SECRET}"
+    assert leaky("graph", "nowhere", "stop", "--format", form, uses=misplaced) == 1
+    told = capfd.readouterr()
+    assert not shows(told.out + told.err)
+    assert "${secret:PIPEFLOW_TEST_SECRET}" in told.out

@@ -326,7 +326,8 @@ def test_stages_describes_functions_and_resources(good: Path) -> None:
 def test_stages_of_an_unknown_name(good: Path) -> None:
     done = pipeflow("stages", "beside:Trian", cwd=good)
     assert done.returncode == 1
-    assert done.stderr == "pipeflow: module 'beside' has no 'Trian'. did you mean 'Train'?\n"
+    came = f"(it came from {good / 'beside.py'})"
+    assert done.stderr == f"pipeflow: module 'beside' has no 'Trian' {came}. did you mean 'Train'?\n"
 
 
 # init ------------------------------------------------------------------------------------------------------

@@ -145,9 +145,9 @@ def test_a_generator_whose_end_swallows_its_cancel_is_named(tmp_path: Path) -> N
             try:
                 number = 0
                 while True:
+                    made.set()
                     yield number
                     number += 1
-                    made.set()
             finally:
                 release.append(asyncio.get_running_loop().create_future())
                 while not release[0].done():
