@@ -37,27 +37,27 @@ def test_the_drafter_learns_from_the_targets_features(tmp_path: Path) -> None:
     assert abs(summary["tau_decode"] / summary["tau_end"] - 1) <= 0.05
     assert summary["lossless"] is True
     assert summary["decode_ties"] == 0
-    assert summary["steps"] == 280
+    assert summary["steps"] == 240
 
     drafter, config = load_drafter(tmp_path / "run" / "drafter")
     assert config.block_size == 8
     published = versions(tmp_path / "run" / "weights")
     assert [path.name for path in published] == ["v00000001", "v00000002"]
     tensors, about = read(published[-1])
-    assert about["step"] == 280
+    assert about["step"] == 240
     saved = drafter.state_dict()
     assert tensors.keys() == saved.keys()
     assert all(tensors[name].equal(saved[name]) for name in saved)
 
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in lines if line["stage"] == "train"]
-    assert steps == list(range(1, 281))
+    assert steps == list(range(1, 241))
     evaluated = [
         line["step"] for line in lines if line["stage"] == "evaluate" and line["mode"] == "teacher_forced"
     ]
-    assert evaluated[1:3] == [140, 280]
+    assert evaluated[1:3] == [120, 240]
     released = [line["step"] for line in lines if line["stage"] == "publish"]
-    assert released == [140, 280]
+    assert released == [120, 240]
 
 
 @pytest.mark.timeout(300)
