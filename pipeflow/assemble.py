@@ -6,23 +6,20 @@ Copies between places are stages of their own (axiom 2.6), put in here: one a pr
 
 from __future__ import annotations
 
-import typing
 from typing import TYPE_CHECKING, Any
 
 from pipeflow.barrier import BarrierRunner, GuardedRunner, gates_of_this_loop
 from pipeflow.context import seed_of
-from pipeflow.device import make_device, resolve_auto
-from pipeflow.device.cpu import Cpu
 from pipeflow.device.cpu_late import CpuLate
 from pipeflow.edge import Edge
 from pipeflow.errors import StageError
 from pipeflow.input_runner import InputRunner
 from pipeflow.inputs import Arrivals, Batches, Join, Select, Single, Turns
 from pipeflow.lane import Lane
-from pipeflow.launch import InlineLauncher, TaskLauncher, ThreadLauncher
+from pipeflow.launch import TaskLauncher
 from pipeflow.runner import Runner
 from pipeflow.spec import OnError
-from pipeflow.stage import Gather, Kind, Stage
+from pipeflow.stage import Gather, Kind, Stage, scatters
 
 if TYPE_CHECKING:
     from pipeflow.device.base import Device
@@ -53,6 +50,7 @@ class Assembly:
 
     def __init__(self, engine: Engine, graph: Graph, name: str, incarnation: str) -> None:
         self.engine = engine
+        self.machine = engine.machine
         self.graph = graph
         self.name = name
         self.incarnation = incarnation
@@ -69,15 +67,15 @@ class Assembly:
         wanted: dict[str, None] = {}
         for node in self.graph.nodes.values():
             for device in node.devices:
-                wanted[resolve_auto(device)] = None
+                wanted[self.machine.resolve(device)] = None
         for resource in self.graph.resources:
             for device in self.devices_of_resource(resource):
                 wanted[device] = None
-        self.devices = {name: make_device(name) for name in wanted}
-        late = next((device for device in self.devices.values() if isinstance(device, CpuLate)), None)
-        self.host: Device = late if late is not None else Cpu("host")
-        self.engine.poisons = late
-        self._share_cores()
+        self.devices = {name: self.machine.device(name) for name in wanted}
+        self.host: Device = self.machine.host(self.devices.values())
+        self.engine.poisons = self.host if isinstance(self.host, CpuLate) else None
+        if not self.machine.virtual:
+            self._share_cores()
 
     def _share_cores(self) -> None:
         """Set torch's threads an operation as `run.threads` says."""
@@ -94,7 +92,7 @@ class Assembly:
                 for node in self.graph.nodes.values()
                 if not node.guarded
                 for name in node.devices * node.spec.replicas
-                if self.devices[resolve_auto(name)].place == "cpu"
+                if self.devices[self.machine.resolve(name)].place == "cpu"
             ]
             threads = max(1, len(os.sched_getaffinity(0)) // max(1, len(lanes)))
         torch.set_num_threads(threads)
@@ -102,11 +100,11 @@ class Assembly:
     def devices_of_resource(self, name: str) -> list[str]:
         """Where a resource is opened: where it says, else wherever its stages run, else on the host."""
         resource = self.graph.resources[name]
-        found: dict[str, None] = {resolve_auto(device): None for device in resource.devices}
+        found: dict[str, None] = {self.machine.resolve(device): None for device in resource.devices}
         if not found:
             for node in self.graph.nodes.values():
                 if name in (*node.reads.values(), *node.writes.values()):
-                    found |= {resolve_auto(device): None for device in node.devices}
+                    found |= {self.machine.resolve(device): None for device in node.devices}
             for other in self.graph.resources.values():
                 if name in other.reads.values():
                     found |= dict.fromkeys(self.devices_of_resource(other.name))
@@ -117,7 +115,7 @@ class Assembly:
     def make_runners(self) -> None:
         """Stages with lanes and edges, in order. On the loop; starts the lanes' threads."""
         self._find_answer()
-        gates = gates_of_this_loop(list(self.devices))
+        gates = gates_of_this_loop(() if self.machine.virtual else list(self.devices))
         for name in self.graph.order:
             node = self.graph.nodes[name]
             runner = self._runner(node)
@@ -162,7 +160,7 @@ class Assembly:
             or (several and not node.joins and not node.selects_ports),
             on_error=spec.on_error if isinstance(spec.on_error, OnError) else None,
             retriable=node.retriable,
-            scatters=node.kind is Kind.GATHER and _scatters(node.cls),
+            scatters=node.kind is Kind.GATHER and scatters(node.cls),
             ports=node.ports,
             timeout=spec.timeout,
         )
@@ -226,7 +224,7 @@ class Assembly:
         if not producer.lanes or consumer.kind is Kind.BARRIER:
             return producer
         source = producer.lanes[0].device
-        targets = [self.devices[resolve_auto(device)] for device in consumer.devices] or [self.host]
+        targets = [self.devices[self.machine.resolve(device)] for device in consumer.devices] or [self.host]
         if all(target.place == source.place for target in targets):
             return producer
         if len({target.place for target in targets}) > 1:
@@ -264,7 +262,7 @@ class Assembly:
     # Lanes -----------------------------------------------------------------------------------------
 
     def _lanes(self, node: Node, runner: Runner, gates: Any) -> None:
-        devices = [self.devices[resolve_auto(name)] for name in node.devices] or [self.host]
+        devices = [self.devices[self.machine.resolve(name)] for name in node.devices] or [self.host]
         index = 0
         for device in devices:
             for _ in range(node.spec.replicas):
@@ -304,9 +302,11 @@ class Assembly:
             run_dir=self.engine.folder.path,
             stop=self.engine.stop,
             seed=seed_of(self.engine.spec.seed, name),
+            now=self.machine.now,
             timeout=runner.timeout,
         )
         lane.is_source = runner.kind is Kind.SOURCE
+        lane.answers = runner.answers
         lane.debug_sync = self.engine.debug_sync
         self._launchers(lane, runner, launcher)
         self.lanes.append(lane)
@@ -321,26 +321,19 @@ class Assembly:
             task = TaskLauncher(name, lane.in_flight, engine.fail)
             lane.launcher = task
             engine.launchers.append(task)
-            inline = False
             if runner.on_host and not marks:
                 lane.watcher = lane.hook_launcher = task
                 if lane.has_setup or lane.has_finish:
-                    lane.hook_launcher = self._thread(name, marks=False)
+                    lane.hook_launcher = self._launcher(name, marks=False)
                 return
-            lane.watcher = lane.hook_launcher = self._thread(name, marks=marks)
+            lane.watcher = lane.hook_launcher = self._launcher(name, marks=marks)
             if not runner.on_host:
                 lane.enqueue = lane.make_enqueue(engine, lane.hook_launcher)
             return
-        launcher: Launcher
-        if inline:
-            launcher = InlineLauncher(name, engine.inbox, marks=marks)
-            engine.launchers.append(launcher)
-        else:
-            launcher = self._thread(name, marks=marks)
-        lane.launcher = lane.watcher = lane.hook_launcher = launcher
+        lane.launcher = lane.watcher = lane.hook_launcher = self._launcher(name, inline=inline, marks=marks)
 
-    def _thread(self, name: str, *, marks: bool) -> Launcher:
-        launcher = ThreadLauncher(name, self.engine.inbox, marks=marks)
+    def _launcher(self, name: str, *, inline: bool = False, marks: bool) -> Launcher:
+        launcher = self.machine.launcher(name, inline=inline, marks=marks)
         self.engine.launchers.append(launcher)
         return launcher
 
@@ -364,7 +357,7 @@ class Assembly:
             from pipeflow.graph import devices_of
 
             named = self.engine.device_names
-            names = [resolve_auto(name) for name in devices_of(node.spec.scope, named)]
+            names = [self.machine.resolve(name) for name in devices_of(node.spec.scope, named)]
         elif "cpu" not in names and any(lane.gate is gates.of("cpu") for lane in self.lanes):
             barrier.scope.append((self.host, gates.of("cpu")))  # writers on the host
         barrier.scope.extend((self.devices[name], gates.of(name)) for name in names)
@@ -373,22 +366,10 @@ class Assembly:
             assert isinstance(runner, GuardedRunner)
             runner.barrier = barrier
             barrier.section.append(runner)
+        barrier.at_start = self.graph.runs_at_start(node)
         scope = {id(gate) for _, gate in barrier.scope}
         barrier.background = [
             lane
             for lane in self.lanes
             if lane.stage.background and (lane.gate is None or id(lane.gate) in scope)
         ]
-
-
-def _scatters(cls: type[Stage[Any, Any]]) -> bool:
-    """Whether a gather says that it returns a Scatter."""
-    from pipeflow.item import Scatter
-
-    try:
-        result = typing.get_type_hints(cls.run).get("return")
-    except NameError:  # a type that is only imported for checking: look at its text
-        result = cls.run.__annotations__.get("return")
-    if isinstance(result, str):
-        return result.startswith("Scatter")
-    return (typing.get_origin(result) or result) is Scatter

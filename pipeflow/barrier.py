@@ -1,7 +1,8 @@
 """Barriers: gates that stop launches, and the section of guarded stages that runs while all is quiet.
 
 A barrier stops launches, not items: queues and half-filled batches stay, sources and host stages go on.
-Phases (axiom 5.1): gates of the lanes in scope close and jobs return; fences are reached; `quiesce` hooks
+Phases (axiom 5.1): hold: no new readers of what the section writes, and those in hand end; gates of the
+lanes in scope close and jobs return; fences are reached; `quiesce` hooks
 join host producers; devices are drained off the loop; guarded stages run one at a time; gates open.
 """
 
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 import weakref
 from collections import deque
 from functools import partial
@@ -174,7 +174,7 @@ class GuardedRunner(Runner):
         while lane.leases and lane.leases.blocker(first=True) is not None:
             # Only a host stage outside the scope can still hold one; it gives it back when it returns.
             await self.engine.next_progress()
-        job = Job(lane, self.next_seq, Taken(self.next_seq, [], trigger), time.perf_counter())
+        job = Job(lane, self.next_seq, Taken(self.next_seq, [], trigger), self.engine.now())
         self.next_seq += 1
         job.charged = charged
         self.begin(job, lane)
@@ -197,6 +197,8 @@ class BarrierRunner(Runner):
         """Guarded stages behind it, in the order they run."""
         self.background: list[Lane] = []
         """Lanes in scope whose stages start work outside them."""
+        self.at_start = False
+        """Its section runs before the first item too."""
         self.phase = "waits for an item"
         self._gaps: deque[int] = deque()
         """Selected gaps that it has not fired for yet."""
@@ -226,6 +228,14 @@ class BarrierRunner(Runner):
                 for node in self.section:
                     node.wake()
 
+    async def start(self) -> None:
+        """Run the section before anything is admitted (axiom 5.4). After a drain there is none."""
+        if self.closed or self.engine.sources_ended:
+            return
+        self._fire(Taken(self.next_seq - 1, [], None), "start")
+        while self._busy:
+            await self.engine.next_progress()
+
     def _fire(self, taken: Taken, reason: str) -> None:
         seq = taken.seq if taken.seq is not None else self.next_seq
         self._busy = True
@@ -235,7 +245,7 @@ class BarrierRunner(Runner):
         self.engine.start_soon(self._run, taken, seq, reason, name=f"barrier {self.name}")
 
     async def _run(self, taken: Taken, seq: int, reason: str) -> None:
-        begun = time.perf_counter()
+        begun = self.engine.now()
         try:
             quiet = await self._in_time(taken, seq, reason)
         except Exception as error:
@@ -250,7 +260,7 @@ class BarrierRunner(Runner):
             step=seq + 1,
             reason=reason,
             quiet_s=quiet - begun,
-            section_s=time.perf_counter() - quiet,
+            section_s=self.engine.now() - quiet,
         )
         if reason == "every":
             for edge in self.inputs.edges if self.inputs is not None else ():
@@ -280,6 +290,7 @@ class BarrierRunner(Runner):
         self, taken: Taken, seq: int, reason: str, charges: dict[str, Sequence[Edge]]
     ) -> float:
         """All phases; the time at which everything was quiet. Gates open only if the run goes on."""
+        await self._hold()
         for _, gate in self.scope:
             gate.close(self)
         self.phase = "waits for launches in scope"
@@ -293,7 +304,7 @@ class BarrierRunner(Runner):
         for device, _ in self.scope:
             await self.engine.off_loop(device.drain, f"drain of {device.name}")
             permits.append((device, Permit(device.name)))
-        quiet = time.perf_counter()
+        quiet = self.engine.now()
         versions = {
             instance.shared.name: instance.shared.version
             for node in self.section
@@ -310,6 +321,15 @@ class BarrierRunner(Runner):
             for _, gate in self.scope:
                 gate.reopen(self)
         return quiet
+
+    async def _hold(self) -> None:
+        """Until nobody reads what the section writes; with gates open, as a reader may need many launches."""
+        self.phase = "waits for readers of what its section writes"
+        leases = [node.lanes[0].leases for node in self.section]
+        writers = [lease for lease in leases if lease.writes]
+        # All of them queue in one turn: a lane that needs two of these cannot come between.
+        while any([lease.blocker() is not None for lease in writers]):  # noqa: C419 - each must queue
+            await self.engine.next_progress()
 
     async def _quiesce(self, lane: Lane, seq: int) -> None:
         try:

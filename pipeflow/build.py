@@ -5,6 +5,7 @@ Every fault is found, each with its place; none stops the rest.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from pipeflow.registry import Registry
 
 __all__ = ["build", "report"]
+
+NAMED = 3
+"""Of the others that one broken module concerns."""
 
 
 def build(document: Document, spec: PipelineSpec, registry: Registry) -> tuple[Graph, list[Diagnostic]]:
@@ -59,12 +63,33 @@ def _lost_resource(name: str) -> ResourceNode:
     return ResourceNode(name, ResourceSpec(uses=""), UnresolvedResource, Config(), ())
 
 
+@dataclass
+class _Broken:
+    """A class that cannot be had: who met it first, and who after it."""
+
+    path: Path
+    code: str
+    error: RegistryError
+    culprits: set[str]
+    others: list[str] = field(default_factory=list[str])
+
+    def message(self) -> str:
+        """The error's, with the others: three by name."""
+        if not self.others:
+            return self.error.message
+        more = len(self.others) - NAMED
+        names = [*self.others[:NAMED], *([f"{more} more"] if more > 0 else [])]
+        shown = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+        return f"{self.error.message} (the same for {shown})"
+
+
 class _Builder:
     def __init__(self, document: Document, spec: PipelineSpec, registry: Registry) -> None:
         self.document = document
         self.spec = spec
         self.registry = registry
         self.found: list[Diagnostic] = []
+        self._broken: list[_Broken] = []
 
     def graph(self) -> Graph:
         resources = [self._resource(name) for name in self.spec.resources]
@@ -80,6 +105,8 @@ class _Builder:
         for node in nodes:
             node.inputs = self._links(node, by_name)
             self._fill_roles(node, classes)
+        for each in self._broken:
+            self._report(each.path, each.code, each.message(), each.error.remedy)
         return Graph(nodes, resources)
 
     def _left_out(self, group: str, read: Mapping[str, Any]) -> list[str]:
@@ -99,8 +126,7 @@ class _Builder:
         try:
             cls = self.registry.find_resource(spec.uses)
         except RegistryError as error:
-            code = "broken-resource" if isinstance(error, BrokenClass) else "unknown-resource"
-            self._report((*path, "uses"), code, error.message, error.remedy)
+            self._lacks(path, error, "resource")
         config = self._config(path, cls) if cls is not UnresolvedResource else Config()
         return ResourceNode(name, spec, cls, config, devices_of(spec.on, self.spec.devices))
 
@@ -116,14 +142,24 @@ class _Builder:
         try:
             cls = self.registry.find_stage(spec.uses)
         except RegistryError as error:
-            code = "broken-stage" if isinstance(error, BrokenClass) else "unknown-stage"
-            self._report((*path, "uses"), code, error.message, error.remedy)
+            self._lacks(path, error, "stage")
             return Unresolved, Kind.MAP
         try:
             return cls, kind_of(cls)
         except TypeError as error:
-            self._report((*path, "uses"), "broken-stage", str(error), "correct the class")
+            name = f"{cls.__module__}:{cls.__qualname__}"
+            self._lacks(path, BrokenClass(str(error), "correct the class", (name,)), "stage")
             return Unresolved, Kind.MAP
+
+    def _lacks(self, path: Path, error: RegistryError, what: str) -> None:
+        """A class that cannot be had. What is not the name's own fault is told once for all it concerns."""
+        for known in self._broken:
+            if not known.culprits.isdisjoint(error.culprits):
+                known.culprits.update(error.culprits)
+                known.others.append(dotted(path))
+                return
+        code = f"{'broken' if isinstance(error, BrokenClass) else 'unknown'}-{what}"
+        self._broken.append(_Broken((*path, "uses"), code, error, set(error.culprits)))
 
     def _config(self, path: Path, cls: type[Stage[Any, Any]] | type[Resource]) -> msgspec.Struct:
         node = self.document.node((*path, "with"))

@@ -202,6 +202,14 @@ class Edge:
         self.queued -= 1
         return self._queue.popleft()  # type: ignore[return-value]
 
+    def clear(self) -> None:
+        """At the end of a run: drop what is queued."""
+        for entry in self._queue:
+            if type(entry) is Item:
+                entry.forget()
+        self._queue.clear()
+        self.storages.clear()
+
     @property
     def empty(self) -> bool:
         return not self._queue

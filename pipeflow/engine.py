@@ -11,14 +11,13 @@ import asyncio
 import contextlib
 import math
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from pipeflow.errors import Cancelled, Dropped, PipeflowError, StageError, StallError
-from pipeflow.launch import Inbox, off_loop
+from pipeflow.lifetime import LiveStorages
 from pipeflow.settle import settle
 
 if TYPE_CHECKING:
@@ -28,7 +27,9 @@ if TYPE_CHECKING:
 
     from pipeflow.context import Context
     from pipeflow.fence import Fence
+    from pipeflow.item import Item
     from pipeflow.launch import Launcher, StuckThread
+    from pipeflow.machine import Machine
     from pipeflow.observe.folder import RunFolder
     from pipeflow.runner import Runner
     from pipeflow.spec import RunSpec
@@ -59,16 +60,18 @@ class Engine:
         folder: RunFolder,
         group: TaskGroup,
         device_names: Mapping[str, str | list[str]],
+        machine: Machine,
     ) -> None:
+        self.machine = machine
+        machine.report_to(self.fail)
+        self.now = machine.now
+        """Seconds, for every time that the engine takes."""
         self.spec = spec
         self.device_names = device_names
         self.folder = folder
         self.loop = asyncio.get_running_loop()
-        self.inbox = Inbox(self.loop, self.fail)
         self.nodes: list[Runner] = []
         self.launchers: list[Launcher] = []
-        self.helpers: dict[threading.Thread, str] = {}
-        """Threads that run one call each: a load, a drain, a close."""
         self.poisons: Any = None
         """The test device that wants to hear of retirements; None in real runs."""
         self.stop = threading.Event()
@@ -78,6 +81,8 @@ class Engine:
         self.progress = 0
         self.admitting = True
         self.sources_open = False
+        self.begun = False
+        """What runs before the first item is through."""
         self.sources_ended = False
         """A drain was asked for: sources end where they stand."""
         self.strict = False
@@ -88,7 +93,7 @@ class Engine:
         self.callers = 0
         """Inputs that a caller can still feed."""
         self.ended = asyncio.Event()
-        self.started = time.monotonic()
+        self.started = self.now()
         self._group = group
         self._ready: deque[Runner] = deque()
         self._turning = False
@@ -97,6 +102,7 @@ class Engine:
         self._open_nodes = 0
         self.metric_sinks: list[Callable[[dict[str, Any]], None]] = []
         self.reported: dict[str, Any] = {}
+        self.storages = LiveStorages()
         self.tickets: set[Ticket] = set()
         """Submits without a result yet."""
 
@@ -176,8 +182,8 @@ class Engine:
         self._group.start_soon(function, *arguments, name=name)
 
     async def off_loop(self, call: Callable[[], Any], name: str) -> Any:
-        """Run a call on a daemon thread and await it. A cancel does not wait for the thread."""
-        return await off_loop(self.inbox, call, name, self.helpers)
+        """Run a call beside the loop and await it. A cancel does not wait for it."""
+        return await self.machine.off_loop(call, name)
 
     # Going, stopping, failing ----------------------------------------------------------------------
 
@@ -272,6 +278,16 @@ class Engine:
                 if not ticket.future.done():
                     ticket.future.set_exception(Dropped("nothing that was made of it reached the output"))
 
+    def released(self, item: Item) -> None:
+        """No stage needs the item's memory any more."""
+        stamp, item.stamp = item.stamp, None
+        assert stamp is not None
+        try:
+            self.storages.leave(stamp)
+        except StageError as error:
+            if not self.failed:
+                self.fail(error)
+
     def retired(self, value: Any) -> None:
         """No stage needs the value any more."""
         if self.poisons is not None and value is not None:
@@ -297,7 +313,7 @@ class Engine:
             self.note("loss is not finite", stage, step=values.get("step"), loss=str(loss))
             if self.strict:
                 self.fail(StageError(f"the loss is {loss} at step {values.get('step')}", stage=stage))
-        line = {"t": round(time.monotonic() - self.started, 6), "stage": stage, **values}
+        line = {"t": round(self.now() - self.started, 6), "stage": stage, **values}
         try:
             self.folder.metric(line)
         except OSError as error:
@@ -327,13 +343,13 @@ class Engine:
     async def watch_progress(self) -> None:
         """Fail after `run.stall` seconds without a launch coming back, naming what each stage waits for."""
         limit = self.spec.stall
-        seen, since = self.progress, time.monotonic()
+        seen, since = self.progress, self.now()
         while True:
             await anyio.sleep(min(1.0, limit / 4))
             waits_for_caller = self.in_hand == 0
             if self.progress != seen or waits_for_caller:
-                seen, since = self.progress, time.monotonic()
-            elif time.monotonic() - since > limit:
+                seen, since = self.progress, self.now()
+            elif self.now() - since > limit:
                 stacks = [t for t in self.stuck_threads() if t.doing != "nothing"]
                 text = "\n".join(f"{t.name}, in {t.doing}:\n{t.stack}" for t in stacks)
                 self.fail(StallError(f"no progress for {limit:g} s:\n{self.why()}\n{text}"))

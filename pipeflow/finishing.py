@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeflow.error_text import named_error
 from pipeflow.errors import StageError
+from pipeflow.fence import REACHED, Fence
 from pipeflow.launching import device_fault
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class _Finish:
         self._lane = lane
         self._marks = lane.leases.take() if lane.leases else []
         self._context = lane.context(None)
+        self._fence = REACHED
 
     def __str__(self) -> str:
         return "its finish"
@@ -63,14 +65,15 @@ class _Finish:
             engine.in_hand -= 1
             device_fault(runner, lane, None, error)
             return
+        self._fence = REACHED if launched.passed else Fence(launched.mark)
         if lane.leases:
-            lane.leases.give_back(launched.mark)
+            lane.leases.give_back(self._fence)
         fault = launched.error
         if fault is not None:
             failure = StageError(f"in finish: {named_error(fault)}", stage=runner.name)
             failure.__cause__ = fault
             engine.fail(failure)
-        if launched.mark.passed():
+        if self._fence.reached:
             self._passed(None, None)
         else:
             lane.watcher.watch("the fence of its finish", launched.mark, self._passed)
@@ -81,6 +84,8 @@ class _Finish:
         if fault is not None:
             device_fault(runner, lane, None, fault)
             return
+        if not self._fence.reached:
+            self._fence.reach()
         if lane.gate is not None:
             lane.gate.leave(lane, None)
         runner.engine.logged(runner, None, self._context)

@@ -224,6 +224,13 @@ class Graph:
                     todo.append(node)
         return [self.nodes[name] for name in sorted(found, key=lambda name: self.nodes[name].rank)]
 
+    def runs_at_start(self, barrier: Node) -> bool:
+        """Whether a barrier's section runs before the first item (axiom 5.4)."""
+        if barrier.spec.at_start is not None:
+            return barrier.spec.at_start
+        section = self.section(barrier)
+        return any(n.cls.at_start if n.spec.at_start is None else n.spec.at_start for n in section)
+
     def barriers_of(self, guarded: Node) -> list[Node]:
         """Barriers that reach a guarded stage through guarded stages alone, in order."""
         found: dict[str, Node] = {}

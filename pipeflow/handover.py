@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -58,7 +57,15 @@ def hand_over(runner: Runner, output: Output) -> None:
         _hand_over_gap(runner, output, seq)
         return
     fence = output.fence
-    item = Item(seq, output.value, fence, port=output.port, versions=output.versions, tickets=output.tickets)
+    item = Item(
+        seq,
+        output.value,
+        fence,
+        port=output.port,
+        versions=output.versions,
+        tickets=output.tickets,
+        stamp=output.stamp,
+    )
     item.holds = 1  # its own fence's, and this call's while edges take it
     for ticket in item.tickets:
         ticket.carriers += 1
@@ -100,7 +107,7 @@ def retire_job(runner: Runner, job: Job) -> None:
     if lane is None:
         return
     runner.counters.done += 1
-    runner.counters.latency += time.perf_counter() - job.started
+    runner.counters.latency += runner.engine.now() - job.started
     lane.busy -= 1
     runner.free += 1
     for edge, item in job.parts:
@@ -132,6 +139,8 @@ def let_go(runner: Runner, item: Item) -> None:
     item.holds -= 1
     if item.holds == 0:
         value, item.value = item.value, None
+        if item.stamp is not None:
+            runner.engine.released(item)
         if item.tickets:
             runner.engine.put_down(item.tickets)
         if not item.given_away:

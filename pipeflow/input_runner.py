@@ -22,7 +22,7 @@ class InputRunner(Runner):
 
     def pump(self) -> None:
         self.queued_for_pump = False
-        if self.closed or not self.engine.admitting:
+        if self.closed or not (self.engine.admitting and self.engine.begun):
             return
         while self.offers:
             edges = self.edges_for(self.next_seq)

@@ -13,7 +13,7 @@ from pipeflow.error_text import named_error
 from pipeflow.errors import StageError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Hashable, Sequence
+    from collections.abc import Callable, Generator, Hashable, Sequence
 
     from pipeflow.edge import Edge
     from pipeflow.item import Item
@@ -324,6 +324,8 @@ class Batches:
         self._due: list[Hashable] = []
         """Buckets that leave next: a full one, or those whose time is over."""
         self._awaited: Item | None = None
+        self.lost: list[Callable[[int], None]] = []
+        """Who hears of each gap: it goes no further, as batches are numbered anew."""
 
     def gaps(self) -> Sequence[int]:
         edge = self._edge
@@ -331,6 +333,8 @@ class Batches:
             seq = edge.gap()
             if seq is not None:
                 edge.pop()
+                for hears in self.lost:
+                    hears(seq)
                 if self._scatters:
                     self._gaps.append(seq)
             elif not self._absorb(edge):

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from pipeflow.device.base import Freed
     from pipeflow.fence import Fence
+    from pipeflow.lifetime import Stamp
 
 __all__ = ["DROP", "Failed", "Item", "Port", "Scatter", "Trigger", "Version"]
 
@@ -37,6 +38,7 @@ class Item:
         "nbytes",
         "port",
         "seq",
+        "stamp",
         "tickets",
         "value",
         "versions",
@@ -52,6 +54,7 @@ class Item:
         versions: Mapping[str, Version] | None = None,
         tickets: tuple[Any, ...] = (),
         nbytes: int = 0,
+        stamp: Stamp | None = None,
     ) -> None:
         self.seq = seq
         self.value = value
@@ -60,11 +63,17 @@ class Item:
         self.versions = versions
         self.tickets = tickets
         self.nbytes = nbytes
+        self.stamp = stamp
+        """Of its tensors, which nobody may write while it lives (see `lifetime`)."""
         self.holds = 0
         self.buffers: Any = None
         """Its storages, once an edge with a byte budget asked."""
         self.given_away = False
         """A caller has the value now: it is not the engine's to reuse."""
+
+    def forget(self) -> None:
+        """Drop what it holds: the run is over."""
+        self.value = self.stamp = self.buffers = None
 
     def __repr__(self) -> str:
         return f"Item({self.seq}, {type(self.value).__name__})"
@@ -120,6 +129,6 @@ class Trigger(NamedTuple):
 
     seq: int
     versions: Mapping[str, Version]
-    reason: str  # every | end
+    reason: str  # every | end | start
     freed: tuple[Freed, ...] = ()
     """For a stage that `releases`: what the engine gave back before it ran."""

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from pipeflow.inputs import Taken
     from pipeflow.item import Item, Version
     from pipeflow.lane import Lane
+    from pipeflow.lifetime import Stamp
 
-__all__ = ["END", "Job", "Launched", "Output"]
+    Stamps = Sequence[Stamp | None] | Stamp | None
+    """Of one result: one, or of a Scatter one a member."""
+
+__all__ = ["END", "Job", "Launched", "Output", "Stamps"]
 
 
 class _End:
@@ -31,10 +35,17 @@ END = _End()
 class Launched:
     """What a lane hands back from one launch: the value, the mark behind its work, what it logged."""
 
-    __slots__ = ("context", "error", "mark", "seconds", "value")
+    __slots__ = ("context", "error", "mark", "passed", "seconds", "stamps", "value")
 
     def __init__(
-        self, value: Any, mark: Mark, context: Context | None, error: BaseException | None, seconds: float
+        self,
+        value: Any,
+        mark: Mark,
+        context: Context | None,
+        error: BaseException | None,
+        seconds: float,
+        stamps: Stamps = None,
+        passed: bool | None = None,
     ) -> None:
         self.value = value
         self.mark = mark
@@ -42,12 +53,15 @@ class Launched:
         self.error = error
         """What stage code raised, after its mark was recorded: the launch is over, not the device's work."""
         self.seconds = seconds
+        self.passed = mark.passed() if passed is None else passed
+        """Asked on the lane's thread: the loop makes no device call (axiom 4.2)."""
+        self.stamps = stamps
 
 
 class Output:
     """A value (or a gap, `live` False) that waits for its turn to leave its stage."""
 
-    __slots__ = ("charged", "fence", "live", "port", "seq", "tickets", "value", "versions")
+    __slots__ = ("charged", "fence", "live", "port", "seq", "stamp", "tickets", "value", "versions")
 
     def __init__(
         self,
@@ -60,10 +74,12 @@ class Output:
         port: str | None = None,
         versions: Mapping[str, Version] | None = None,
         tickets: tuple[Any, ...] = (),
+        stamp: Stamp | None = None,
     ) -> None:
         self.value = value
         self.fence = fence
         self.live = live
+        self.stamp = stamp
         self.charged = charged
         self.seq = seq
         self.port = port
@@ -76,9 +92,9 @@ class Output:
 class Job:
     """Changes on the loop only; its lane reads `value`, `number` and `generator` while a launch runs."""
 
-    __slots__ = ("charged", "context", "failures", "gaps", "generator", "lane", "launching", "number",
-                 "outputs", "parts", "pending", "retired", "retry", "retry_due", "returned", "seq", "started",
-                 "tickets", "unpinned", "unreached", "value", "versions")  # fmt: skip
+    __slots__ = ("charged", "context", "failures", "gaps", "generator", "lane", "launching", "leased",
+                 "number", "outputs", "parts", "pending", "retired", "retry", "retry_due", "returned", "seq",
+                 "started", "tickets", "unpinned", "unreached", "value", "versions")  # fmt: skip
 
     def __init__(self, lane: Lane | None, seq: int | None, taken: Taken | None, started: float) -> None:
         self.lane = lane
@@ -97,6 +113,8 @@ class Job:
         """What a scattering stage made at once, waiting for credits one by one."""
         self.generator: Any = None
         self.launching = False
+        self.leased = False
+        """It keeps its leases until it has returned."""
         self.returned = False
         """No more launches."""
         self.unreached = 0

@@ -21,6 +21,10 @@ def lacks(runner: Runner) -> str:
         return "its own code, in finish"
     if runner.pins:
         return "readers of its last version, which have not launched"
+    if runner.inputs is None or runner.inputs.peek() is not None:
+        for admission in runner.admissions:
+            if not admission.open:
+                return admission.waits_for()
     for edge in runner.outs:
         if not edge.admits():
             return (

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import time
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeflow.context import Context
-from pipeflow.device.base import imported_torch
+from pipeflow.device.base import is_tensor, map_tensors, tensors_in
 from pipeflow.error_text import error_text
 from pipeflow.errors import DeviceError
 from pipeflow.item import Port, Scatter
 from pipeflow.job import END, Launched
-from pipeflow.lifetime import refuse_graph, refuse_writes, versions_of
+from pipeflow.lifetime import refuse_writes, stamp_of, versions_of
 from pipeflow.stage import Stage, takes_context
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from pipeflow.barrier import Gate
     from pipeflow.device.base import Device, Mark, Stream
     from pipeflow.engine import Engine
-    from pipeflow.job import Job
+    from pipeflow.job import Job, Stamps
     from pipeflow.launch import Launcher
     from pipeflow.resource import Leases
 
@@ -47,8 +46,10 @@ class Lane:
         run_dir: Path,
         stop: threading.Event,
         seed: int,
+        now: Callable[[], float],
         timeout: float | None = None,
     ) -> None:
+        self.now = now
         self.name = name
         """The stage's name in the file."""
         self.index = index
@@ -78,6 +79,8 @@ class Lane:
         cls: Any = type(stage)
         self.has_setup = cls.setup is not cast("Any", Stage).setup
         self.has_finish = cls.finish is not cast("Any", Stage).finish
+        self.answers = False
+        """What it makes is the result of a submit."""
         self.debug_sync = False
         """Wait for the device after each launch, so that its fault is raised at the launch that made it."""
         self.enqueue: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
@@ -112,26 +115,32 @@ class Lane:
 
         Whatever happens a mark is recorded: a call that raised may have enqueued work before.
         """
-        begun = time.perf_counter()
+        begun = self.now()
         value: Any = None
+        stamps: Stamps = None
         error: BaseException | None = None
         with self.device.entered(self.stream):
             self._wait_for(waits)
             lent = () if self.stage.mutates else versions_of(job.value)
             try:
                 value = self._step(job, context) if self.generates else self._call(job, context)
-                refuse_writes(lent)
-                refuse_graph(_payload(value))
+                refuse_writes(lent, job.parts)
+                stamps = _stamps(value)
             except BaseException as raised:  # a SystemExit or KeyboardInterrupt too is stage code's fault
                 error = raised
             if context is not None and (context.logged or context.reported):
                 self._fetch_logged(context)
-            if self.device.copies_out and error is None:
-                value = _hand_out(self.device, value, job.value)
+            if error is None:
+                value = self._hand_out(value, job)
             mark = self.stream.record(_payload(value), job.value)
             if self.debug_sync:
                 mark.wait()
-        return Launched(value, mark, context, error, time.perf_counter() - begun)
+        try:
+            return Launched(value, mark, context, error, self.now() - begun, stamps)
+        finally:
+            # The error's traceback holds this frame. Without these names there is no cycle, which would keep
+            # the item's memory on the device until the collector comes by.
+            value = stamps = error = None
 
     def _call(self, job: Job, context: Context | None) -> Any:
         if self.wants_context:
@@ -151,8 +160,9 @@ class Lane:
 
     async def launch_async(self, job: Job, waits: Sequence[Mark], context: Context | None) -> Launched:
         """The same for `async def` stage code, on the loop. What it enqueues goes through `enqueue`."""
-        begun = time.perf_counter()
+        begun = self.now()
         value: Any = None
+        stamps: Stamps = None
         error: BaseException | None = None
         if waits and self.enqueue is not None:
             await self.enqueue(lambda: self._wait_for(waits))
@@ -165,8 +175,8 @@ class Lane:
                     value = await self._call(job, context)
             else:
                 value = await self._await_in_time(job, context, self.timeout)
-            refuse_writes(lent)
-            refuse_graph(_payload(value))
+            refuse_writes(lent, job.parts)
+            stamps = _stamps(value)
         except asyncio.CancelledError as raised:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -177,12 +187,16 @@ class Lane:
         except BaseException as raised:  # a SystemExit or KeyboardInterrupt too: not the loop's end
             error = raised
         if self.enqueue is None:
-            if self.device.copies_out and error is None:
-                value = _hand_out(self.device, value, job.value)
+            if error is None:
+                value = self._hand_out(value, job)
             mark = self.stream.record(_payload(value), job.value)
+            passed = mark.passed()
         else:  # the loop makes no device call
-            value, mark = await self.enqueue(lambda: self._hand_over(value, job.value, context, error))
-        return Launched(value, mark, context, error, time.perf_counter() - begun)
+            value, mark, passed = await self.enqueue(lambda: self._hand_over(value, job, context, error))
+        try:
+            return Launched(value, mark, context, error, self.now() - begun, stamps, passed)
+        finally:
+            value = stamps = error = None  # no cycle, as above
 
     def _wait_for(self, marks: Sequence[Mark]) -> None:
         for mark in marks:
@@ -208,30 +222,37 @@ class Lane:
             self._deadlines.pop(task, None)
 
     def _hand_over(
-        self, value: Any, given: Any, context: Context | None, error: BaseException | None
-    ) -> tuple[Any, Mark]:
+        self, value: Any, job: Job, context: Context | None, error: BaseException | None
+    ) -> tuple[Any, Mark, bool]:
         """The end of an async job, on its lane's thread: fetch what it logged, record its mark."""
         if context is not None and (context.logged or context.reported):
             self._fetch_logged(context)
-        if self.device.copies_out and error is None:
-            value = _hand_out(self.device, value, given)
-        return value, self.stream.record(_payload(value), given)
+        if error is None:
+            value = self._hand_out(value, job)
+        mark = self.stream.record(_payload(value), job.value)
+        return value, mark, mark.passed()
+
+    def _hand_out(self, value: Any, job: Job) -> Any:
+        """The result as it leaves the lane: the device's own way, and for a caller memory of his own, which
+        no later job fills again (axiom 4.9)."""
+        if self.answers and job.tickets:
+            value = _with_payload(value, _clone)
+        if self.device.copies_out:
+            value = _with_payload(value, lambda payload: self.device.hand_out(payload, job.value))
+        return value
 
     def _fetch_logged(self, context: Context) -> None:
         """Enqueue the copies by which logged and reported tensors reach the host, behind the job's work."""
-        torch = imported_torch()
-        if torch is None:
-            return
         for values in (*context.logged, context.reported):
             for key, value in values.items():
-                if isinstance(value, torch.Tensor):
+                if is_tensor(value):
                     values[key] = self.device.to_host(value.detach(), self.stream)
 
     # Hooks -----------------------------------------------------------------------------------------
 
     def hook(self, call: Callable[[Context], Any], context: Context) -> Launched:
         """Run `setup` or `finish` like a job: on this device and stream, with a mark behind it."""
-        begun = time.perf_counter()
+        begun = self.now()
         error: BaseException | None = None
         with self.device.entered(self.stream):
             try:
@@ -241,7 +262,10 @@ class Lane:
             if context.logged or context.reported:
                 self._fetch_logged(context)
             mark = self.stream.record()
-        return Launched(None, mark, context, error, time.perf_counter() - begun)
+        try:
+            return Launched(None, mark, context, error, self.now() - begun)
+        finally:
+            error = None  # no cycle, as in `launch`
 
     def make_enqueue(
         self, engine: Engine, launcher: Launcher
@@ -256,7 +280,7 @@ class Lane:
                 gate.enter(self, None)
             answer: asyncio.Future[Any] = engine.loop.create_future()
 
-            def run() -> tuple[Any, BaseException | None, Mark]:
+            def run() -> tuple[Any, BaseException | None, Mark, bool]:
                 value: Any = None
                 error: BaseException | None = None
                 with self.device.entered(self.stream):
@@ -264,7 +288,11 @@ class Lane:
                         value = function()
                     except BaseException as raised:  # it may have enqueued work before
                         error = raised
-                    return value, error, self.stream.record()
+                    try:
+                        mark = self.stream.record()
+                        return value, error, mark, mark.passed()
+                    finally:
+                        value = error = None  # no cycle, as in `launch`
 
             def reached(_: Any, fault: BaseException | None) -> None:
                 if fault is not None:
@@ -274,14 +302,14 @@ class Lane:
                     gate.leave(self, None)
 
             def returned(
-                launched: tuple[Any, BaseException | None, Mark] | None, fault: BaseException | None
+                launched: tuple[Any, BaseException | None, Mark, bool] | None, fault: BaseException | None
             ) -> None:
                 if launched is None:
                     reached(None, fault)
                     answer.cancel()
                     return
-                value, error, mark = launched
-                if mark.passed():
+                value, error, mark, passed = launched
+                if passed:
                     reached(None, None)
                 else:
                     launcher.watch("what it enqueued", mark, reached)
@@ -324,11 +352,26 @@ def _payload(value: Any) -> Any:
     return value.values if kind is Scatter else value
 
 
-def _hand_out(device: Device, value: Any, given: Any) -> Any:
-    """The result as the device hands it out (see `Device.hand_out`)."""
+def _with_payload(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same result with `change(payload)` in it."""
     kind: Any = cast("Any", type(value))
     if kind is Port:
-        return Port(value.name, device.hand_out(value.value, given))
-    if kind is Scatter:
-        return Scatter(device.hand_out(value.values, given))
-    return device.hand_out(value, given)
+        return Port(value.name, change(value.value))
+    return Scatter(change(value.values)) if kind is Scatter else change(value)
+
+
+def _clone(payload: Any) -> Any:
+    if next(iter(tensors_in(payload)), None) is None:
+        return payload
+
+    def clone(tensor: Any) -> Any:
+        return tensor.clone()
+
+    return map_tensors(payload, clone)
+
+
+def _stamps(value: Any) -> Stamps:
+    """What each output of one result holds: of a Scatter one a member. RuntimeError for a grad_fn."""
+    if cast("Any", type(value)) is Scatter:
+        return [stamp_of(member) for member in value.values]
+    return stamp_of(_payload(value))

@@ -106,6 +106,7 @@ async def off_loop(
         if threads is not None:
             threads.pop(threading.current_thread(), None)
         inbox.post(done, value, error)
+        value = error = None  # the error's traceback holds this frame
 
     thread = threading.Thread(target=work, name=f"pipeflow {name}", daemon=True)
     if threads is not None:

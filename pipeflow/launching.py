@@ -28,9 +28,11 @@ def launch(runner: Runner, job: Job) -> None:
     lane = job.lane
     assert lane is not None
     waits: Sequence[Mark] = () if runner.on_host else _marks_of_inputs(job)
-    if lane.leases:
+    if lane.leases and not job.leased:
+        job.leased = lane.leases.keeps
         waits = [*waits, *lane.leases.take()]
         job.versions = {**(job.versions or {}), **lane.leases.versions()}
+    _look_at_inputs(runner, job, lane)
     context = None
     if lane.wants_context:
         context = job.context
@@ -52,6 +54,18 @@ def launch(runner: Runner, job: Job) -> None:
     lane.launcher.submit(started, started.call, started.returned)
 
 
+def _look_at_inputs(runner: Runner, job: Job, lane: Lane) -> None:
+    """Their memory must still hold what was handed on (axiom 4.6)."""
+    for _, item in job.parts:
+        stamp = item.stamp
+        if stamp is None:
+            continue
+        if lane.stage.mutates:
+            runner.engine.storages.excuse(item)
+        elif stamp.rewritten() is not None:
+            runner.engine.fail(stamp.error(f"before stage {runner.name!r} read it"))
+
+
 def _marks_of_inputs(job: Job) -> list[Mark]:
     """What the job's stream must wait for: input fences that the host has not seen reached."""
     fences = [item.fence for _, item in job.parts if not item.fence.reached]
@@ -71,13 +85,15 @@ def device_fault(runner: Runner, lane: Lane, number: int | None, error: BaseExce
 class Launch:
     """The call and what becomes of it. Only `call` runs on the lane's thread."""
 
-    __slots__ = ("_context", "_fence", "_job", "_lane", "_runner", "_waits", "timer")
+    __slots__ = ("_context", "_fence", "_job", "_lane", "_runner", "_waits", "number", "timer")
 
     def __init__(
         self, runner: Runner, job: Job, lane: Lane, waits: Sequence[Mark], context: Context | None
     ) -> None:
         self._runner = runner
         self._job = job
+        self.number = job.number
+        """Of its item. A source's job has another one for each step, and may be steps ahead of its fences."""
         self._lane = lane
         self._waits = waits
         self._context = context
@@ -86,7 +102,7 @@ class Launch:
         self.timer: asyncio.TimerHandle | None = None
 
     def __str__(self) -> str:
-        return f"item {self._job.number}"
+        return f"item {self.number}"
 
     def call(self) -> Launched:
         return self._lane.launch(self._job, self._waits, self._context)
@@ -102,33 +118,42 @@ class Launch:
         engine.progress += 1
         job.launching = False
         if launched is None:  # not stage code's fault: the device, or the engine
-            device_fault(runner, lane, job.number, error)
+            device_fault(runner, lane, self.number, error)
             return
-        mark = launched.mark
-        if lane.leases:
-            lane.leases.give_back(mark)
+        fence = REACHED if launched.passed else Fence(launched.mark)
+        if lane.leases and not job.leased:
+            lane.leases.give_back(fence)
         runner.counters.host_seconds += launched.seconds
         if runner.writes and launched.error is None and launched.value is not END:
             self._written()
-        if mark.passed():
-            fence = REACHED
+        if fence.reached:
             self._reached()
         else:
-            fence = self._fence = Fence(mark)
+            self._fence = fence
             engine.in_hand += 1
-            lane.watcher.watch(f"the fence of {self}", mark, self._passed)
+            lane.watcher.watch(f"the fence of {self}", launched.mark, self._passed)
         outcome.took(runner, job, fence, launched)
+        if job.leased and job.returned:
+            job.leased = False
+            lane.leases.give_back(fence)
         handover.retire_job(runner, job)
         runner.wake()
 
     def _written(self) -> None:
         """A writer's step gave its resources their next version (axiom 3.3)."""
-        job = self._job
-        for shared in self._runner.writes:
-            shared.step = job.seq + 1 if job.seq is not None else shared.step + 1
+        runner, job = self._runner, self._job
+        read = job.versions or {}
+        for shared in runner.writes:
+            if shared.follows is None:
+                shared.step = job.seq + 1 if job.seq is not None else shared.step + 1
+        for track in runner.tracks:
+            track.wrote(job)
+        for shared in runner.writes:
+            if (followed := shared.follows) is not None:  # it has the version that was read
+                shared.publish(followed.step if followed.writer is runner else read[followed.name].step)
         job.versions = {
             **(job.versions or {}),
-            **{shared.name: shared.version for shared in self._runner.writes},
+            **{shared.name: shared.version for shared in runner.writes},
         }
 
     def _passed(self, _: Any, fault: BaseException | None) -> None:
@@ -137,7 +162,7 @@ class Launch:
         engine.in_hand -= 1
         engine.progress += 1
         if fault is not None:
-            device_fault(self._runner, self._lane, self._job.number, fault)
+            device_fault(self._runner, self._lane, self.number, fault)
             return
         self._reached()
         assert self._fence is not None
@@ -151,10 +176,10 @@ class Launch:
         if self.timer is not None:
             self.timer.cancel()
         if lane.gate is not None and lane.enqueue is None:
-            lane.gate.leave(lane, job.number)
+            lane.gate.leave(lane, self.number)
         job.unreached -= 1
         if context is not None and (context.logged or context.reported):
-            self._runner.engine.logged(self._runner, job.number, context)
+            self._runner.engine.logged(self._runner, self.number, context)
 
     def over_time(self) -> None:
         """A thread cannot be interrupted, so the run ends; what is still stuck then is named at its close."""
@@ -162,6 +187,6 @@ class Launch:
             StageError(
                 f"still at work after its timeout of {self._lane.timeout:g} s",
                 stage=self._runner.name,
-                sequence=self._job.number,
+                sequence=self.number,
             )
         )

@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
+from pipeflow.barrier import BarrierRunner
 from pipeflow.context import ResourceContext, seed_of
 from pipeflow.error_text import named_error
 from pipeflow.errors import PipeflowError, StageError, Stopped, Stuck
+from pipeflow.observe.loads import Loads
+from pipeflow.release import hold_for_ever, release_all
 from pipeflow.resource import Instance, Leases, Shared
+from pipeflow.staleness import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +34,7 @@ class Loader:
         self._graph = graph
         self._engine = engine
         self._assembly = assembly
+        self.loads = Loads(engine)
         self._opened: list[tuple[str, Any, Any]] = []
         self._set_up: list[Lane] = []
 
@@ -56,18 +61,27 @@ class Loader:
 
     async def _load(self) -> None:
         engine = self._engine
-        await engine.off_loop(self._assembly.make_devices, "devices")
+        with self.loads.devices():
+            await engine.off_loop(self._assembly.make_devices, "devices")
         for name in self._graph.opening:
             await self._open_resource(name)
         self._assembly.make_runners()
         self._lease()
+        wire(self._graph, self._assembly.runners, self._assembly.shared)
         for name in self._graph.order:
-            async with anyio.create_task_group() as group:
-                for lane in self._assembly.runners[name].lanes:
-                    if lane.has_setup:
-                        group.start_soon(self._set_up_lane, lane)
-                    else:
-                        self._set_up.append(lane)
+            lanes = self._assembly.runners[name].lanes
+            waiting = [lane for lane in lanes if lane.has_setup]
+            self._set_up += [lane for lane in lanes if not lane.has_setup]
+            if waiting:
+                with self.loads.setup(name, self._graph.nodes[name].spec.uses):
+                    async with anyio.create_task_group() as group:
+                        for lane in waiting:
+                            group.start_soon(self._set_up_lane, lane)
+        for name in self._graph.order:
+            runner = self._assembly.runners[name]
+            if isinstance(runner, BarrierRunner) and runner.at_start:
+                await runner.start()
+        engine.begun = True
         engine.wake_all()
 
     async def _open_resource(self, name: str) -> None:
@@ -96,7 +110,8 @@ class Loader:
                 return value
 
             try:
-                value = await engine.off_loop(call, f"opens {name}")
+                with self.loads.resource(name, node.spec.uses, device_name):
+                    value = await engine.off_loop(call, f"opens {name}")
             except Stopped:
                 raise
             except PipeflowError as error:
@@ -118,6 +133,8 @@ class Loader:
                 runner,
                 {role: shared[name].on(device) for role, name in (node.reads if node else {}).items()},
                 {role: shared[name].on(device) for role, name in (node.writes if node else {}).items()},
+                keeps=runner.flat and not (node and node.writes),
+                awaits=runner.on_host,
             )
             for name in set(node.writes.values()) if node else ():
                 shared[name].writer = runner
@@ -135,7 +152,7 @@ class Loader:
             if launched is None or fault is not None:
                 failure.append(fault or RuntimeError("its setup came back with nothing"))
                 done.set()
-            elif launched.mark.passed():
+            elif launched.passed:
                 done.set()
             else:
                 lane.watcher.watch("the fence of its setup", launched.mark, passed)
@@ -174,8 +191,12 @@ class Loader:
         engine.stop.set()
         try:
             await engine.settle(engine.spec.stop.grace)
+        except Stuck:
+            hold_for_ever(engine)
+            raise
         finally:
             self._assembly.release_gates()
+        release_all(engine)
         for lane in reversed(self._set_up):
             await self._closing(lane.stage.close, f"stage {lane.name!r}")
         for name, resource, value in reversed(self._opened):

@@ -12,8 +12,11 @@ from pipeflow.item import DROP, Failed, Port, Scatter
 from pipeflow.job import END, Output
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pipeflow.fence import Fence
     from pipeflow.job import Job, Launched
+    from pipeflow.lifetime import Stamp
     from pipeflow.runner import Runner
 
 __all__ = ["stage_error", "took"]
@@ -29,9 +32,9 @@ def took(runner: Runner, job: Job, fence: Fence, launched: Launched) -> None:
     elif type(value) is Failed:
         _failed(runner, job, fence, value)
     elif runner.scatters or type(value) is Scatter:
-        _scattered(runner, job, fence, value)
+        _scattered(runner, job, fence, value, launched.stamps)
     else:
-        _made(runner, job, fence, value)
+        _made(runner, job, fence, value, launched.stamps)
         job.returned = not (runner.flat or runner.source)
     if not job.retry and not job.unpinned:
         _launched_once(runner, job)
@@ -57,13 +60,15 @@ def _ended(runner: Runner, job: Job) -> None:
         runner.counters.started -= 1
         if job.seq is not None:
             runner.next_seq -= 1
+            for admission in runner.admissions:
+                admission.lost(0, [job.seq])
     charged, job.charged = job.charged, ()
     runner.uncharge(charged)
     job.generator = None
     job.returned = True
 
 
-def _made(runner: Runner, job: Job, fence: Fence, value: Any) -> None:
+def _made(runner: Runner, job: Job, fence: Fence, value: Any, stamp: Any) -> None:
     runner.counters.made += 1
     charged, job.charged = job.charged, ()
     if value is DROP:
@@ -81,6 +86,8 @@ def _made(runner: Runner, job: Job, fence: Fence, value: Any) -> None:
     elif not runner.outs:
         fence.when_reached(partial(runner.engine.retired, value))
     if runner.outs:
+        if stamp is not None:
+            _enter(runner, job, stamp)
         job.outputs.append(
             Output(
                 value,
@@ -90,8 +97,18 @@ def _made(runner: Runner, job: Job, fence: Fence, value: Any) -> None:
                 port=port,
                 versions=job.versions,
                 tickets=job.tickets,
+                stamp=stamp,
             )
         )
+
+
+def _enter(runner: Runner, job: Job, stamp: Stamp) -> None:
+    """From here on nobody may write the output's memory (axiom 4.6)."""
+    stamp.stage, stamp.number = runner.name, job.number
+    try:
+        runner.engine.storages.enter(stamp, (item for _, item in job.parts))
+    except StageError as error:
+        runner.engine.fail(error)
 
 
 def _wrong_port(runner: Runner, job: Job, port: str | None) -> StageError:
@@ -119,7 +136,7 @@ def _gap(runner: Runner, job: Job, fence: Fence, charged: Any) -> None:
 # Scatter -----------------------------------------------------------------------------------------
 
 
-def _scattered(runner: Runner, job: Job, fence: Fence, scatter: Any) -> None:
+def _scattered(runner: Runner, job: Job, fence: Fence, scatter: Any, stamps: Any) -> None:
     """One value a member: each goes on with its member's number, gaps between them too."""
     if scatter is DROP:
         _scatter(runner, job, fence, [DROP] * len(job.parts))
@@ -137,14 +154,19 @@ def _scattered(runner: Runner, job: Job, fence: Fence, scatter: Any) -> None:
         said = f"returned a Scatter of {len(scatter.values)} values for {len(job.parts)} members"
         runner.engine.fail(StageError(said, stage=runner.name, sequence=job.number))
         return
-    _scatter(runner, job, fence, scatter.values)
+    _scatter(runner, job, fence, scatter.values, stamps)
 
 
-def _scatter(runner: Runner, job: Job, fence: Fence, values: list[Any]) -> None:
+def _scatter(
+    runner: Runner, job: Job, fence: Fence, values: list[Any], stamps: Sequence[Stamp | None] | None = None
+) -> None:
     job.returned = True
     members = [Output(None, fence, live=False, seq=seq) for seq in job.gaps]
-    for value, (edge, item) in zip(values, job.parts, strict=True):
+    stamps = stamps if runner.outs and stamps is not None else [None] * len(values)
+    for value, stamp, (edge, item) in zip(values, stamps, job.parts, strict=True):
         live = value is not DROP
+        if stamp is not None:
+            _enter(runner, job, stamp)
         members.append(
             Output(
                 value if live else None,
@@ -153,6 +175,7 @@ def _scatter(runner: Runner, job: Job, fence: Fence, values: list[Any]) -> None:
                 seq=edge.number(item),
                 versions=job.versions,
                 tickets=item.tickets,
+                stamp=stamp,
             )
         )
         if live:
@@ -222,6 +245,8 @@ def _may_skip(runner: Runner) -> bool:
 
 def _skip(runner: Runner, job: Job, fence: Fence, error: Exception, record: object) -> None:
     runner.skipped += 1
+    for track in runner.tracks:
+        track.skipped(job)
     runner.engine.dead_letter(runner.name, job.number, error, record)
     if runner.scatters:
         _scatter(runner, job, fence, [DROP] * len(job.parts))

@@ -9,9 +9,7 @@ entered in any task and left by any error; nothing of the run outlives it, or `S
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,20 +20,23 @@ from pipeflow.assemble import Assembly, InputRunner
 from pipeflow.check import check_here
 from pipeflow.engine import Engine, Ticket
 from pipeflow.errors import Cancelled, DocumentError, GraphError, PipeflowError, Stuck
-from pipeflow.launch import Inbox, off_loop
 from pipeflow.loading import Loader
-from pipeflow.observe.folder import RunFolder, default_run_dir, write_whole
+from pipeflow.machine import ThreadMachine
+from pipeflow.observe.folder import RunFolder, default_run_dir
 from pipeflow.observe.summary import Summary, summarise
 from pipeflow.settle import to_the_end
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 
+    from pipeflow.check import Report
     from pipeflow.graph import Graph
+    from pipeflow.machine import Machine
     from pipeflow.registry import Registry
     from pipeflow.runner import Runner
 
-__all__ = ["Pipeline", "Summary", "open_pipeline"]
+__all__ = ["Pipeline", "Summary", "open_checked", "open_pipeline"]
 
 
 class Pipeline:
@@ -60,6 +61,16 @@ class Pipeline:
         return self._engine.folder.path
 
     @property
+    def engine(self) -> Engine:
+        """What moves the items; for those who watch."""
+        return self._engine
+
+    @property
+    def graph(self) -> Graph:
+        """The file's stages, resources and links."""
+        return self._graph
+
+    @property
     def name(self) -> str:
         return self._assembly.name
 
@@ -70,10 +81,10 @@ class Pipeline:
         """
         engine = self._engine
         if self._run_started is None:
-            self._run_started = time.monotonic()
+            self._run_started = engine.now()
             engine.open_sources()
         await engine.ended.wait()
-        self._run_ended = self._run_ended or time.monotonic()
+        self._run_ended = self._run_ended or engine.now()
         if engine.error is not None:
             self._error_told = True
             raise engine.error
@@ -183,6 +194,11 @@ class Pipeline:
         """Call `sink` on the loop with each line of metrics.jsonl as it is written."""
         self._engine.metric_sinks.append(sink)
 
+    def on_load(self, sink: Callable[[str], None]) -> None:
+        """Call `sink` on the loop with a line when something begins to load and when it is loaded. From
+        `opening`: later all is loaded."""
+        self._loader.loads.listeners.append(sink)
+
     def _input(self, name: str | None) -> InputRunner:
         inputs = [r for r in self._assembly.runners.values() if isinstance(r, InputRunner)]
         for runner in inputs:
@@ -210,7 +226,7 @@ class Pipeline:
 
     def summary(self) -> Summary:
         """Status and figures so far, in the contract's keys; stages add theirs by `ctx.report`."""
-        ended = self._run_ended or time.monotonic()
+        ended = self._run_ended or self._engine.now()
         seconds = 0.0 if self._run_started is None else ended - self._run_started
         return summarise(self._engine, self._assembly, seconds)
 
@@ -226,7 +242,7 @@ class Pipeline:
 
     async def close(self) -> None:
         """Give everything back. Under a shield."""
-        self._run_ended = self._run_ended or time.monotonic()
+        self._run_ended = self._run_ended or self._engine.now()
         await self._loader.close()
 
     def tell_fault(self) -> None:
@@ -262,24 +278,42 @@ async def open_pipeline(
 
     On exit without an error a pipeline that still takes items is drained.
     """
-    inbox = Inbox(asyncio.get_running_loop())
-    report = await off_loop(inbox, lambda: check_here(source, overrides, env, registry), "check")
-    spec, graph = report.spec, report.graph
-    if spec is None or graph is None:
+    machine = ThreadMachine()
+    report = await machine.off_loop(lambda: check_here(source, overrides, env, registry), "check")
+    if report.spec is None or report.graph is None:
         raise DocumentError(report.errors)
     if report.errors:
         raise GraphError(report.errors)
-    name = spec.name
-    place = Path(run_dir) if run_dir is not None else default_run_dir(name)
+    place = Path(run_dir) if run_dir is not None else default_run_dir(report.spec.name)
     folder = RunFolder(place, report.document.scrub)
+    opened = open_checked(report, machine, folder, opening=opening, strict=strict, debug_sync=debug_sync)
+    async with opened as pipeline:
+        yield pipeline
+
+
+@asynccontextmanager
+async def open_checked(
+    report: Report,
+    machine: Machine,
+    folder: RunFolder,
+    *,
+    opening: Callable[[Pipeline], None] | None = None,
+    strict: bool = False,
+    debug_sync: bool = False,
+) -> AsyncGenerator[Pipeline]:
+    """Load a checked file on a machine, writing to a folder, and hand over the open pipeline."""
+    spec, graph = report.spec, report.graph
+    assert spec is not None
+    assert graph is not None
+    name = spec.name
     folder.create()
-    write_whole(folder.path / "pipeline.yaml", report.document.to_yaml())
+    folder.document(report.document.to_yaml())
     failure: BaseException | None = None
     late: asyncio.CancelledError | None = None
     pipeline: Pipeline | None = None
     try:
         async with anyio.create_task_group() as group:
-            engine = Engine(spec.run, folder, group, spec.devices)
+            engine = Engine(spec.run, folder, group, spec.devices, machine)
             engine.strict, engine.debug_sync = strict, debug_sync
             pipeline = Pipeline(graph, engine, Assembly(engine, graph, name, os.urandom(4).hex()))
             try:

@@ -1,7 +1,8 @@
 """Jobs in hand go on: the next step of a generator, the next member of a scatter, a retry.
 
-Each output needs its own credits (axiom 2.5). For the oldest job the credits that its own stage keeps in
-hand behind it do not count, as they cannot come back before it is through (axiom 2.4).
+Each output needs its own credits (axiom 2.5), unless a writer waits for what the job has leased. For the
+oldest job the credits that its own stage keeps in hand behind it do not count, as they cannot come back
+before it is through (axiom 2.4).
 """
 
 from __future__ import annotations
@@ -59,7 +60,13 @@ def _retry(runner: Runner, job: Job, lane: Lane) -> bool:
 
 
 def _step_flat(runner: Runner, job: Job, lane: Lane, index: int) -> bool:
-    if runner.pins or not _admit(runner, runner.outs, index) or not _may_launch(runner, lane):
+    if lane.gate is not None and not lane.gate.open and not runner.in_section:
+        return False
+    if job.leased:
+        # Whoever would give it a credit may wait for that writer: it overdraws by what it has in hand.
+        if not (_admit(runner, runner.outs, index) or lane.leases.wanted()):
+            return False
+    elif runner.pins or not _admit(runner, runner.outs, index) or not _may_launch(runner, lane):
         return False
     runner.charge(job, runner.outs)
     launch(runner, job)
@@ -71,6 +78,8 @@ def _step_source(runner: Runner, job: Job, lane: Lane) -> bool:
         _end_source(runner, job, lane)
         return True
     if job.outputs or runner.pins:  # it makes one at a time; the last one has not left yet
+        return False
+    if not runner.admitted():
         return False
     seq = runner.next_seq if runner.ordered else None
     edges = runner.edges_for(seq)
@@ -85,6 +94,9 @@ def _step_source(runner: Runner, job: Job, lane: Lane) -> bool:
     if seq is not None:
         runner.next_seq += 1
     runner.counters.started += 1
+    for admission in runner.admissions:
+        assert seq is not None
+        admission.start(seq)
     launch(runner, job)
     return True
 

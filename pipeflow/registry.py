@@ -17,6 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeflow.diagnostic import suggest
+from pipeflow.error_text import named_error
 from pipeflow.errors import PipeflowError
 from pipeflow.stage import Resource, Stage
 
@@ -35,17 +36,25 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "output": "pipeflow.builtin:Output",
         "release_cache": "pipeflow.builtin:ReleaseCache",
         "route": "pipeflow.builtin:Route",
+        "sim/gather": "pipeflow.sim.stages:Batch",
+        "sim/source": "pipeflow.sim.stages:Source",
+        "sim/work": "pipeflow.sim.stages:Work",
     },
-    "resources": {},
+    "resources": {"sim/state": "pipeflow.sim.stages:State"},
 }
 
 
 class RegistryError(PipeflowError):
-    """A name leads to no usable class. `remedy` says what to do about it."""
+    """A name leads to no usable class. `remedy` says what to do about it.
 
-    def __init__(self, message: str, remedy: str = "") -> None:
+    `culprits` are what is to blame where that is not the name: a module, the line that raised in it. Errors
+    that have one in common are one fault.
+    """
+
+    def __init__(self, message: str, remedy: str = "", culprits: tuple[str, ...] = ()) -> None:
         self.message = message
         self.remedy = remedy
+        self.culprits = culprits
         super().__init__(f"{message}. {remedy}" if remedy else message)
 
 
@@ -156,7 +165,7 @@ def _load(uses: str, target: str, base: type[Any]) -> type[Any]:
         what = "class" if isinstance(found, type) else type(found).__name__
         function = base is Stage and callable(found) and not isinstance(found, type)
         remedy = "write @pipeflow.stage above the function" if function else f"derive it from {wanted}"
-        raise BrokenClass(f"{target} is a {what}, not a {wanted}", remedy)
+        raise BrokenClass(f"{target} is a {what}, not a {wanted}", remedy, (target,))
     return found
 
 
@@ -176,10 +185,12 @@ def _not_hidden(uses: str, folder: str) -> None:
     if spec is None or (origin and os.path.realpath(origin) == os.path.realpath(os.path.join(folder, file))):
         return
     other = "the standard library's" if name in sys.stdlib_module_names else f"the one in {origin}"
-    raise BrokenClass(f"{uses!r}: module {name!r} is {other}, not {file} beside the file", "rename yours")
+    message = f"{uses!r}: module {name!r} is {other}, not {file} beside the file"
+    raise BrokenClass(message, "rename yours", (f"module {name}",))
 
 
 def _import(uses: str, module_name: str) -> ModuleType:
+    module = f"module {module_name}"
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -190,10 +201,12 @@ def _import(uses: str, module_name: str) -> ModuleType:
                 "install it; or put it beside the pipeline file (`pipeflow run` and `check` look there), "
                 "or where "
                 "Python finds it (a program that embeds pipeflow)",
+                (f"module {error.name}",),
             ) from error
         raise BrokenClass(
             f"{uses!r}: module {module_name!r} needs {error.name!r}, which is not installed",
             f"install {error.name!r}",
+            (module, f"needs {error.name}"),
         ) from error
     except KeyboardInterrupt:
         raise
@@ -201,12 +214,25 @@ def _import(uses: str, module_name: str) -> ModuleType:
         raise BrokenClass(
             f"{uses!r}: module {module_name!r} calls sys.exit({error.code!r}) while it is imported",
             'put what it does as a program under `if __name__ == "__main__":`',
+            (module, _raised_at(error)),
         ) from error
     except BaseException as error:  # whatever a module does while it is imported is its own affair
         raise BrokenClass(
             f"{uses!r}: importing {module_name!r} failed with {type(error).__name__}: {error}",
             f"`python -c 'import {module_name}'` shows where",
+            (module, _raised_at(error)),
         ) from error
+
+
+def _raised_at(error: BaseException) -> str:
+    """The line that raised: several modules fail by one that they all import."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    if isinstance(error, SyntaxError):  # raised by the import system, whichever module it is in
+        where = f"{error.filename}:{error.lineno}"
+    return f"{where}: {named_error(error)}"
 
 
 DEFAULT = Registry()

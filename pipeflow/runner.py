@@ -11,7 +11,6 @@ retire), `finishing` (the `finish` hook).
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from pipeflow.resource import Shared
     from pipeflow.spec import OnError
     from pipeflow.stage import Kind
+    from pipeflow.staleness import Admission, Track
 
 __all__ = ["Runner"]
 
@@ -95,6 +95,10 @@ class Runner:
         self.outs: list[Edge] = []
         self.counters = Counters()
         self.writes: list[Shared] = []
+        self.admissions: list[Admission] = []
+        """Of each follower that it reads: how far it may run ahead."""
+        self.tracks: list[Track] = []
+        """Whom it tells what becomes of a reader's items."""
         self.answers = False
         """What leaves (or ends) here is the result of a submit."""
         self.feeds_answer = False
@@ -172,11 +176,16 @@ class Runner:
         if self.limit is not None and self.sated:
             for source in self.sources:
                 source.end()
+            for track in self.tracks:
+                track.ended()
             return self.discard()
         passed = inputs.gaps()
         if self._linger is not None:
             self._linger.keep()
         for seq in passed:
+            for track in self.tracks:
+                if track.writes is not None:
+                    track.lost(seq)
             self._pass_gap(seq)
         return bool(passed)
 
@@ -195,12 +204,19 @@ class Runner:
         left = inputs.discard() if isinstance(inputs, Batches) else []
         for edge in inputs.edges:
             while not edge.empty:
+                if (seq := edge.gap()) is not None:
+                    self._lose(seq)
                 item = edge.pop()
                 if item is not None:
                     left.append((edge, item))
         for edge, item in left:
+            self._lose(edge.number(item))
             self.retire(edge, item)
         return bool(left)
+
+    def _lose(self, number: int) -> None:
+        for track in self.tracks:
+            track.lost(number)
 
     def end(self) -> None:
         """Of a source: make no more."""
@@ -264,6 +280,8 @@ class Runner:
         seq = None if self.starts_domain else taken.seq
         if seq is None and self.numbered and self.ordered:
             seq = self.next_seq
+        if not self.admitted():
+            return False
         edges = self.edges_for(seq)
         for edge in edges:
             if not edge.admits():
@@ -273,18 +291,28 @@ class Runner:
         self.inputs.take(taken)
         if self.starts_domain and seq is not None:
             self.next_seq += 1
-        job = Job(lane, seq, taken, time.perf_counter())
+        job = Job(lane, seq, taken, self.engine.now())
         self.charge(job, edges)
         self._inherit(job, taken)
         self.begin(job, lane)
+        for admission in self.admissions:
+            assert seq is not None
+            admission.start(seq)
+        for track in self.tracks:
+            track.began(self, job)
         launch(self, job)
         return True
 
+    def admitted(self) -> bool:
+        """Whether the followers that it reads are new enough for one more item (axiom 3.6)."""
+        return not self.admissions or all(admission.open for admission in self.admissions)
+
     def _start_source(self, lane: Lane) -> bool:
         """Its generator, once; each of its steps is started by `production`."""
-        if self.exhausted or self.hand or self.ending or not self.engine.sources_open:
+        engine = self.engine
+        if self.exhausted or self.hand or self.ending or not (engine.sources_open and engine.begun):
             return False
-        job = Job(lane, None, None, time.perf_counter())
+        job = Job(lane, None, None, self.engine.now())
         lane.busy += 1
         self.free -= 1
         self.hand.append(job)
@@ -411,6 +439,8 @@ class Runner:
         """Nothing more will leave."""
         self.closed = True
         self.stop_waiting()
+        for track in self.tracks:
+            track.ended()
         for edge in self.outs:
             edge.closed = True
             edge.consumer.wake()

@@ -62,13 +62,13 @@ def read_plain(text: str) -> Plain:
 def parse_size(text: str) -> int | None:
     """Bytes of `512MiB`, `8GiB` (1024), `2GB`, `64kB` (1000), `1.5GiB`, `100B`; None where it is no size.
 
-    A size that is not a whole number of bytes is none either.
+    A fraction of a byte (`2.4GiB`) is rounded up; less than one (`0.5B`) is no size.
     """
     match = _SIZE.fullmatch(text)
     if match is None or match[2] == "ki":
         return None
     exact = Decimal(match[1]) * _UNITS[match[2]]
-    return int(exact) if exact == int(exact) else None
+    return None if 0 < exact < 1 else math.ceil(exact)
 
 
 def parse_duration(text: str) -> float | None:

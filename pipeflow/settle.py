@@ -7,18 +7,16 @@ bring marks; then the threads of marks. Only after that may stages and resources
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from pipeflow.error_text import error_text
 from pipeflow.errors import Stuck
-from pipeflow.launch import TaskLauncher, off_loop, stuck_task, stuck_thread
+from pipeflow.launch import TaskLauncher, stuck_task
 from pipeflow.tasks import end_tasks
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Coroutine
 
     from pipeflow.engine import Engine
@@ -31,21 +29,20 @@ __all__ = ["settle"]
 
 async def settle(engine: Engine, grace: float) -> None:
     """Wait at most `grace` seconds for what is in hand. Raises Stuck, naming what does not come back."""
-    deadline = time.monotonic() + grace
+    machine = engine.machine
+    deadline = engine.now() + grace
     for launcher in engine.launchers:
         launcher.drop_queued()
     await _end_tasks(engine, deadline)
     left = await _close_generators(engine, deadline)
     for launcher in engine.launchers:
         launcher.stop_jobs()
-    await _join(engine, deadline)
+    await machine.join(engine.launchers, deadline)
     for launcher in engine.launchers:
         launcher.stop_marks()
-    await _join(engine, deadline)
-    helpers = dict(engine.helpers)
-    await off_loop(engine.inbox, lambda: _join_threads(helpers, deadline), "settle")
-    left += engine.stuck_threads()
-    left += [found for thread, doing in helpers.items() if (found := stuck_thread(thread, doing))]
+    await machine.join(engine.launchers, deadline)
+    lost = await machine.end_calls(deadline)
+    left += engine.stuck_threads() + lost
     if left:
         stacks = "\n".join(f"{t.name}, in {t.doing}:\n{t.stack}" for t in left)
         raise Stuck(f"{_counted(left)} did not come back within {grace:g} s\n{stacks}")
@@ -75,8 +72,8 @@ async def to_the_end(closing: Coroutine[Any, Any, None]) -> asyncio.CancelledErr
     return cancelled
 
 
-def _left(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())
+def _left(engine: Engine, deadline: float) -> float:
+    return max(0.0, deadline - engine.now())
 
 
 async def _end_tasks(engine: Engine, deadline: float) -> None:
@@ -87,23 +84,7 @@ async def _end_tasks(engine: Engine, deadline: float) -> None:
         launcher.stop_jobs()
     async with anyio.create_task_group() as group:
         for launcher in tasks:
-            group.start_soon(launcher.ended, _left(deadline))
-
-
-def _join_threads(threads: dict[threading.Thread, str], deadline: float) -> None:
-    for thread in threads:
-        thread.join(_left(deadline))
-
-
-async def _join(engine: Engine, deadline: float) -> None:
-    """Wait for the threads that were told to stop. What they posted before is on the loop
-    when this returns."""
-
-    def join() -> None:
-        for launcher in engine.launchers:
-            launcher.join(_left(deadline))
-
-    await off_loop(engine.inbox, join, "settle")
+            group.start_soon(launcher.ended, _left(engine, deadline))
 
 
 async def _close_generators(engine: Engine, deadline: float) -> list[StuckThread]:
@@ -141,4 +122,7 @@ async def _close(engine: Engine, lane: Lane, job: Job, deadline: float) -> list[
 
     # A task of its own: a `finally` that swallows its cancel must not hold the end of the run.
     task = asyncio.create_task(end(), name=f"{lane.name}[{lane.index}]")
-    return [stuck_task(task, "the end of its generator") for task in await end_tasks([task], _left(deadline))]
+    return [
+        stuck_task(task, "the end of its generator")
+        for task in await end_tasks([task], _left(engine, deadline))
+    ]

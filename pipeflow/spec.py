@@ -15,6 +15,7 @@ __all__ = [
     "QueueSpec",
     "ResourceSpec",
     "RunSpec",
+    "SimSpec",
     "StageSpec",
     "StopSpec",
 ]
@@ -53,7 +54,28 @@ class ResourceSpec(_Spec, frozen=True, kw_only=True):
     on: Names | None = None
     reads: str | list[str] | dict[str, str] | None = None
     """Resources opened before it, which its `open` may look at (a drafter sized by its target)."""
+    follows: str | None = None
+    """The resource whose versions it publishes. A stage that reads that one and writes this one hands them
+    on. Stages that read this one and feed that one's writer never run further ahead than `max_staleness`."""
+    max_staleness: Annotated[int, Meta(ge=0)] | None = None
+    """With `follows`: steps by which an item's version may be older than the step that it goes into. 0, the
+    default, is lock-step; at least `every` - 1 of the stage (or barrier) that publishes."""
     with_: dict[str, Any] = msgspec.field(name="with", default_factory=dict)
+
+
+class SimSpec(_Spec, frozen=True, kw_only=True):
+    """What a stage costs, for `pipeflow plan`. A real run does not look at it."""
+
+    duration: Duration = 0.0
+    """Seconds of its device for one output; of its thread where it has no device."""
+    host: Duration = 0.0
+    """Seconds in which one call keeps the interpreter busy; those of two stages never overlap."""
+    bytes: Size | None = None
+    """Of one output."""
+    size: Count | None = None
+    """Of a gather: items a batch, where its class alone does not say."""
+    outputs: Count = 1
+    """Of a one-to-many stage: outputs an item."""
 
 
 class StageSpec(_Spec, frozen=True, kw_only=True):
@@ -75,12 +97,18 @@ class StageSpec(_Spec, frozen=True, kw_only=True):
     in_flight: Count = 1
     """Jobs a lane."""
     launcher: Literal["thread", "inline"] | None = None
-    on_error: Literal["stop"] | OnError = "stop"
+    on_error: Annotated[
+        Literal["stop"] | OnError, Meta(extra={"remedy": "write `stop`, `{skip: N}` or `{retry: N}`"})
+    ] = "stop"
     queue: QueueSpec | None = None
     bytes: Size | None = None
     """The largest output, where it is known before the first one."""
     scope: Names | None = None
     """Barriers only: `all` (default) or device names whose launches it holds."""
+    at_start: bool | None = None
+    """Barriers and what they guard: the section runs once before the first item, with the reason `start`.
+    Left out: if a class in the section says so, as `weights/broadcast` does."""
+    sim: SimSpec | None = None
     timeout: Duration | None = None
     """Barriers: to reach quiet and run what it guards. Other stages: one job."""
 

@@ -36,7 +36,7 @@ from pipeflow.config import Config
 if TYPE_CHECKING:
     from pipeflow.context import Context, ResourceContext
 
-__all__ = ["Gather", "Kind", "Resource", "Stage", "kind_of", "stage", "takes_context"]
+__all__ = ["Gather", "Kind", "Resource", "Stage", "kind_of", "scatters", "stage", "takes_context"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -90,6 +90,17 @@ class Stage(Generic[In, Out]):
     """True: starts work outside its lane, which its `quiesce()` joins when a barrier closes."""
     device: ClassVar[bool] = False
     """True: runs on a device (`on:`, default the machine's first); False: on the host unless `on:` says."""
+    needs_fixed_segments: ClassVar[bool] = False
+    """True: shares device memory with another process by its address. The allocator's expandable segments
+    forbid that, so a process that has them switched on does not start."""
+    autotunes: ClassVar[bool] = False
+    """True: `run` launches kernels of an autotuner (Triton's) that is not safe on several threads. All such
+    stages of a file may have one lane together."""
+    guards_autotuner: ClassVar[bool] = False
+    """True (stages that autotune): the class holds a lock of its own while a kernel is tuned."""
+    at_start: ClassVar[bool] = False
+    """True (guarded stages): its barrier's section runs once before the first item, unless the file says
+    `at_start: false`."""
     is_barrier: ClassVar[bool] = False
     is_input: ClassVar[bool] = False
     is_output: ClassVar[bool] = False
@@ -125,8 +136,18 @@ class Gather(Stage[In, Out]):
         """Items of one bucket go together. Called on the loop: a look at sizes, nothing heavy."""
         return None
 
+    @classmethod
+    def gathers(cls, config: Any) -> int | None:
+        """The number of members of every batch but the last, where the options fix it; None: they do not.
+        A way on which every step is made of so many items can bound their staleness (`max_staleness`)."""
+        return None
+
     def full(self, members: Sequence[In]) -> bool:
-        """Whether the batch leaves now. Called on the loop after each member; at least one is there."""
+        """Whether the batch leaves now. Called on the loop after each member; at least one is there. A class
+        that says `gathers` need not say it again."""
+        size = type(self).gathers(self.config)
+        if size is not None:
+            return len(members) >= size
         raise NotImplementedError(f"{type(self).__name__} does not say when a batch is full")
 
 
@@ -138,6 +159,21 @@ class Kind(Enum):
     FLAT = "one-to-many"
     GATHER = "gather"
     BARRIER = "barrier"
+
+
+def scatters(cls: type[Stage[Any, Any]]) -> bool:
+    """Whether a gather says that it returns a Scatter."""
+    import typing
+
+    from pipeflow.item import Scatter
+
+    try:
+        result = typing.get_type_hints(cls.run).get("return")
+    except NameError:  # a type that is only imported for checking: look at its text
+        result = cls.run.__annotations__.get("return")
+    if isinstance(result, str):
+        return result.startswith("Scatter")
+    return (typing.get_origin(result) or result) is Scatter
 
 
 def takes_context(run: Callable[..., Any]) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "literal",
     "number",
     "says",
+    "stated_remedy",
     "type_remedy",
     "unwrap",
 ]
@@ -60,6 +61,12 @@ def unwrap(info: mi.Type) -> Wanted:
         kind = kind or extra.get("pipeflow")
         info = info.type
     return info, kind
+
+
+def stated_remedy(info: mi.Type) -> str:
+    """What the type's own `Meta(extra={"remedy": ..})` says to do about a value that does not fit."""
+    extra = cast("dict[str, Any]", info.extra or {}) if isinstance(info, mi.Metadata) else {}
+    return extra.get("remedy", "")
 
 
 def choices(info: mi.LiteralType | mi.EnumType) -> list[Any]:

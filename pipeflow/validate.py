@@ -29,6 +29,7 @@ from pipeflow.typecheck import (
     literal,
     number,
     says,
+    stated_remedy,
     type_remedy,
     unwrap,
 )
@@ -102,11 +103,12 @@ class _Walk:
         """The value, or FAULTY with its faults added to `found`."""
         if isinstance(node, Scalar) and node.broken:
             return FAULTY
+        remedy = stated_remedy(info)
         info, kind = unwrap(info)
         if isinstance(info, mi.UnionType):
-            return self._union(node, info, path)
+            return self._union(node, info, path, remedy)
         if not fits(node, info, kind):
-            return self._wrong(node, [(info, kind)], path)
+            return self._wrong(node, [(info, kind)], path, remedy)
         if isinstance(info, mi.AnyType):
             return FAULTY if _any_broken(node) else to_plain(node, mask_secrets=False)
         if isinstance(node, Scalar):
@@ -122,7 +124,7 @@ class _Walk:
             return self._list(node, info, path)
         return self._other(node, info, path)
 
-    def _union(self, node: Node, info: mi.UnionType, path: Path_) -> Any:
+    def _union(self, node: Node, info: mi.UnionType, path: Path_, remedy: str) -> Any:
         members = [unwrap(member) for member in info.types]
         fitting = [(type, kind) for type, kind in members if fits(node, type, kind)]
         if len(fitting) > 1 and isinstance(node, MapNode):
@@ -137,7 +139,7 @@ class _Walk:
         if len(fitting) == 1 and not (isinstance(node, Scalar) and found[0].message.startswith("expected")):
             self.found += found
             return FAULTY
-        return self._wrong(node, members, path, found[0].remedy if found else "")
+        return self._wrong(node, members, path, (found[0].remedy if found else "") or remedy)
 
     def _scalar(self, node: Scalar, info: mi.Type, kind: str | None, path: Path_) -> Any:
         value: Any = node.value

@@ -83,6 +83,7 @@ def test_a_key_that_is_a_list_is_refused() -> None:
     [("64KiB", 65536), ("8GiB", 8 * 2**30), ("2GB", 2 * 10**9), ("1.5KiB", 1536), ("7B", 7),
      ("3 MB", 3_000_000),
      ("64kB", 64_000), ("1TiB", 2**40), ("8G", None), ("8gib", None), ("0.3B", None), ("-1MB", None),
+     ("2.4GiB", 2_576_980_378),
      ("MB", None), ("8GiBB", None), ("1e3MB", None), ("1kiB", None)],
 )  # fmt: skip
 def test_sizes(text: str, expected: int | None) -> None:

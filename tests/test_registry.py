@@ -10,6 +10,8 @@ import pytest
 
 from pipeflow import registry as default
 from pipeflow.builtin import Barrier, Route
+from pipeflow.check import check_document
+from pipeflow.document import parse
 from pipeflow.registry import BrokenClass, Registry, UnknownName
 from pipeflow.stage import Resource, Stage
 
@@ -40,6 +42,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         planted/late = planted_late:Late
         planted/needs = planted_needs:Needs
         planted/raises = planted_raises:Raises
+        planted/beside = planted_beside:Beside
         planted/plain = planted_good:plain
         planted/gone = planted_good:Scal
         planted/nowhere = planted_nowhere:X
@@ -67,6 +70,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (tmp_path / "planted_late.py").write_text("from planted_good import Scale as Late\n")
     (tmp_path / "planted_needs.py").write_text("import no_such_dependency\n")
     (tmp_path / "planted_raises.py").write_text("raise ValueError('broken on purpose')\n")
+    (tmp_path / "planted_beside.py").write_text("import planted_raises\n")
+    (tmp_path / "planted_cut.py").write_text("x = (\n")
+    (tmp_path / "planted_also_cut.py").write_text("x = )\n")
+    (tmp_path / "planted_counts.py").write_text(
+        "import planted_good\nplanted_good.n = getattr(planted_good, 'n', 0) + 1\n"
+        "raise ValueError(planted_good.n)\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith("planted_")]:
@@ -157,6 +167,79 @@ def test_misses(installed: Path, uses: str, error: type[Exception], message: str
         Registry().find_stage(uses)
     came = f" (it came from {installed / 'planted_good.py'})" if "has no" in message else ""
     assert (caught.value.message, caught.value.remedy) == (message + came, remedy)  # pyright: ignore
+
+
+def told(text: str) -> list[tuple[str, str, str]]:
+    """Code, path and message of each finding of a file."""
+    report = check_document(parse("pipeflow: 1\nname: x\n" + dedent(text), file="p.yaml"), env={})
+    return [(found.code, found.path, found.message) for found in report.diagnostics]
+
+
+FAILS = "importing 'planted_raises' failed with ValueError: broken on purpose"
+
+
+def test_a_module_that_does_not_import_is_told_once(installed: Path) -> None:
+    assert told("""
+        resources:
+          model: {uses: 'planted_raises:Model'}
+        stages:
+          a: {uses: planted/raises}
+          b: {uses: 'planted_raises:B', from: a}
+          c: {uses: planted/raises, from: b}
+          d: {uses: 'planted_raises:D', from: c}
+          e: {uses: planted/raises, from: d}
+    """) == [
+        ("broken-resource", "resources.model.uses",
+         f"'planted_raises:Model': {FAILS} (the same for stages.a, stages.b, stages.c and 2 more)"),
+    ]  # fmt: skip
+    assert told("stages: {a: {uses: planted/raises}}") == [
+        ("broken-stage", "stages.a.uses", f"'planted/raises': {FAILS}")
+    ]
+
+
+def test_modules_that_fail_by_one_line_are_told_once(installed: Path) -> None:
+    assert told("""
+        stages:
+          a: {uses: planted/raises}
+          b: {uses: planted/beside, from: a}
+          c: {uses: planted/needs, from: b}
+          d: {uses: 'planted_needs:D', from: c}
+          e: {uses: planted/nowhere, from: d}
+          f: {uses: 'planted_nowhere.deeper:F', from: e}
+    """) == [
+        ("broken-stage", "stages.a.uses", f"'planted/raises': {FAILS} (the same for stages.b)"),
+        ("broken-stage", "stages.c.uses", "'planted/needs': module 'planted_needs' needs "
+         "'no_such_dependency', which is not installed (the same for stages.d)"),
+        ("unknown-stage", "stages.e.uses",
+         "'planted/nowhere': there is no module 'planted_nowhere' (the same for stages.f)"),
+    ]  # fmt: skip
+
+
+def test_a_module_that_fails_otherwise_the_second_time_is_told_once(installed: Path) -> None:
+    found = told("stages:\n  a: {uses: 'planted_counts:A'}\n  b: {uses: 'planted_counts:B', from: a}\n")
+    assert [(path, message[-40:]) for _, path, message in found] == [
+        ("stages.a.uses", "with ValueError: 1 (the same for stages.b)"[-40:])
+    ]
+
+
+def test_faults_of_two_modules_or_names_stay_two(installed: Path) -> None:
+    found = told("""
+        stages:
+          a: {uses: 'planted_cut:A'}
+          b: {uses: 'planted_also_cut:B', from: a}
+          c: {uses: 'planted_good:Scal', from: b}
+          d: {uses: 'planted_good:Scal', from: c}
+          e: {uses: planted/scal, from: d}
+          f: {uses: planted/scal, from: e}
+    """)
+    assert [path for _, path, _ in found] == [f"stages.{name}.uses" for name in "abcdef"]
+
+
+def test_a_class_that_is_no_stage_is_told_once(installed: Path) -> None:
+    found = told("stages:\n  a: {uses: planted/plain}\n  b: {uses: 'planted_good:plain', from: a}\n")
+    assert [message for _, _, message in found] == [
+        "planted_good:plain is a function, not a pipeflow.Stage (the same for stages.b)"
+    ]
 
 
 def test_module_functions_use_the_default_registry() -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from checking import checked, fails, passes
+
+from pipeflow import rules
+from pipeflow.cli.stages import TRAITS
+from pipeflow.stage import Stage
 
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64, expandable_segments:True"}
 
@@ -47,6 +53,22 @@ def test_devices_have_near_matches() -> None:
     assert [found.remedy for found in report.errors] == ["did you mean 'targets'?"]
 
 
+@pytest.mark.parametrize(("name", "number"), [
+    ("gpu", 0), ("GPU", 0), ("gpu1", 1), ("gpu:2", 2), ("cuda0", 0), ("cuda-1", 1), ("CUDA", 0),
+    ("cuda:01", 1),
+])  # fmt: skip
+def test_other_words_for_a_gpu_lead_to_cuda_or_auto(name: str, number: int) -> None:
+    for text in (f"stages: {{rows: {{uses: rows, on: '{name}'}}}}",
+                 f"devices: {{trainer: '{name}'}}\nstages: {{rows: {{uses: rows}}}}"):  # fmt: skip
+        remedies = [found.remedy for found in checked(text).errors]
+        assert remedies == [f"write `cuda:{number}`, or `auto` to take what the machine has"]
+
+
+def test_a_name_of_the_files_own_is_nearer_than_another_word() -> None:
+    report = checked("devices: {gpus: cpu}\nstages: {rows: {uses: rows, on: gpu}}")
+    assert [found.remedy for found in report.errors] == ["did you mean 'gpus'?"]
+
+
 def test_here_asks_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))  # pyright: ignore
@@ -68,6 +90,7 @@ def test_here_on_a_machine_without_a_device(monkeypatch: pytest.MonkeyPatch) -> 
     passes("stages: {rows: {uses: rows, on: cpu}, a: {uses: step, from: rows, on: auto}}", here=True)
     report = checked("stages: {rows: {uses: rows, on: cuda}}", here=True)
     assert [found.message for found in report.errors] == ["cuda is not here: this machine has no CUDA device"]
+    assert [found.remedy for found in report.errors] == ["write `auto` to take what the machine has"]
 
 
 def _queues(total: str, queue: str = "{items: 4}") -> str:
@@ -130,3 +153,17 @@ def test_one_tuning_lane_passes(stages: str) -> None:
 ])  # fmt: skip
 def test_two_tuning_lanes_fail(stages: str) -> None:
     fails(f"stages:\n  rows: {{uses: rows}}\n  {stages}\n", "unguarded-autotuner")
+
+
+def test_every_trait_that_a_rule_reads_is_declared() -> None:
+    """A trait that only a rule knows is found by nobody, and a slip in its name is taken for False."""
+    read: set[str] = set()
+    for path in Path(rules.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith(".cls"):
+                read.add(node.attr)
+            elif isinstance(node, ast.Call) and ast.unparse(node).startswith("getattr(node.cls"):
+                read.add(str(ast.literal_eval(node.args[1])))
+    assert {"needs_fixed_segments", "autotunes", "guards_autotuner", "releases"} <= read
+    assert sorted(name for name in read if name not in {*vars(Stage), *dir(type)}) == ["run"]
+    assert set(TRAITS) <= {name for name, value in vars(Stage).items() if value is False}

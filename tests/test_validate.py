@@ -328,6 +328,19 @@ def test_a_file_becomes_a_spec() -> None:
     assert spec.run.stop.grace == 2.0
 
 
+@pytest.mark.parametrize("given", ["foo", "skip", "fail", "[skip]", "3", "null", "true"])
+def test_on_error_of_another_form_is_told_its_forms(given: str) -> None:
+    _, found = spec_of(parse(SPEC.replace("{skip: 3}", given)))
+    assert [(f.code, f.path, f.remedy) for f in found] == [
+        ("wrong-type", "stages.train.on_error", "write `stop`, `{skip: N}` or `{retry: N}`")
+    ]
+
+
+def test_a_slip_in_on_error_has_its_near_match() -> None:
+    _, found = spec_of(parse(SPEC.replace("{skip: 3}", "stpo")))
+    assert [f.remedy for f in found] == ["did you mean 'stop'?"]
+
+
 def test_the_node_of_a_stages_options_is_at_hand() -> None:
     document = parse(SPEC)
     assert document.node(("stages", "rows", "with")) is not None

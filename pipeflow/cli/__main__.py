@@ -16,6 +16,7 @@ COMMANDS = {
     "run": "Run a pipeline.",
     "check": "Check a pipeline file; report every fault with its place.",
     "graph": "Draw a pipeline as text, Mermaid or DOT.",
+    "plan": "Simulate a pipeline: seconds a step, busy devices, the bottleneck.",
     "schema": "Print the JSON Schema of pipeline files.",
     "stages": "List the stages and resources, or describe one.",
     "init": "Write a first pipeline from a template.",

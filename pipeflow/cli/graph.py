@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeflow.cli.common import counted, pipeline_file, show, valid_overrides
+from pipeflow.stage import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from pipeflow.graph import Graph, Link, Node
 
 __all__ = ["as_dot", "as_mermaid", "as_text", "command"]
@@ -61,10 +64,25 @@ def _details(node: Node) -> list[str]:
     return found
 
 
+def _kind(graph: Graph, node: Node) -> str:
+    """The kind's word. A one-to-one stage that nobody takes from is a sink, if it gives nothing; also if it
+    does not say what it gives, unless that is the answer to a `submit`."""
+    from pipeflow.typing_fit import NOTHING, signature_of
+
+    if node.kind is not Kind.MAP or not node.known or node.consumers:
+        return node.kind.value
+    gives = signature_of(node.cls, node.kind).gives
+    if gives is Any:
+        unread = not any(each.cls.is_input for each in graph.upstream(node))
+    else:
+        unread = gives in (None, NOTHING)
+    return "sink" if unread else node.kind.value
+
+
 def as_text(graph: Graph) -> str:
     """A line a stage, producers first; then a line a resource."""
     nodes = [graph.nodes[name] for name in graph.order]
-    rows = [(node.name, node.spec.uses, node.kind.value, "  ".join(_details(node))) for node in nodes]
+    rows = [(node.name, node.spec.uses, _kind(graph, node), "  ".join(_details(node))) for node in nodes]
     rows += [
         (each.name, each.spec.uses, "resource", f"on {', '.join(each.devices)}" if each.devices else "")
         for each in map(graph.resources.__getitem__, graph.opening)
@@ -83,6 +101,13 @@ def _edges(graph: Graph) -> list[tuple[str, str, str]]:
     return found
 
 
+def _uses(graph: Graph, stage: Mapping[str, str], resource: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(from, to) of each read and write, in the drawing's own names of stages and resources."""
+    for node in graph.nodes.values():
+        yield from ((resource[name], stage[node.name]) for name in node.reads.values())
+        yield from ((stage[node.name], resource[name]) for name in node.writes.values())
+
+
 def as_mermaid(graph: Graph) -> str:
     """A flow chart. Stages are numbered, as Mermaid keeps words such as `end` to itself."""
     stage = {name: f"s{index}" for index, name in enumerate(graph.order)}
@@ -96,26 +121,24 @@ def as_mermaid(graph: Graph) -> str:
     for source, target, label in _edges(graph):
         arrow = f'-->|"{label}"|' if label else "-->"
         lines.append(f"    {stage[source]} {arrow} {stage[target]}")
-    for node in graph.nodes.values():
-        lines += [f"    {resource[name]} -.-> {stage[node.name]}" for name in node.reads.values()]
-        lines += [f"    {stage[node.name]} -.-> {resource[name]}" for name in node.writes.values()]
+    lines += [f"    {first} -.-> {second}" for first, second in _uses(graph, stage, resource)]
     return "\n".join(lines) + "\n"
 
 
 def as_dot(graph: Graph) -> str:
     """For Graphviz."""
+    stage = {name: name for name in graph.order}
+    resource = {name: f"resource {name}" for name in graph.opening}
     lines = ["digraph pipeline {", "  node [shape=box];"]
     for name in graph.order:
         node = graph.nodes[name]
         shape = ", shape=octagon" if node.barrier else ", shape=box3d" if node.guarded else ""
         lines.append(f'  "{name}" [label="{name}\\n{_quoted(node.spec.uses)}"{shape}];')
-    lines += [f'  "resource {name}" [label="{name}", shape=cylinder];' for name in graph.opening]
+    lines += [f'  "{key}" [label="{name}", shape=cylinder];' for name, key in resource.items()]
     for source, target, label in _edges(graph):
         extra = f' [label="{label}"]' if label else ""
         lines.append(f'  "{source}" -> "{target}"{extra};')
-    for node in graph.nodes.values():
-        lines += [f'  "resource {name}" -> "{node.name}" [style=dashed];' for name in node.reads.values()]
-        lines += [f'  "{node.name}" -> "resource {name}" [style=dashed];' for name in node.writes.values()]
+    lines += [f'  "{first}" -> "{second}" [style=dashed];' for first, second in _uses(graph, stage, resource)]
     return "\n".join([*lines, "}"]) + "\n"
 
 

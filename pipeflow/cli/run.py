@@ -48,6 +48,9 @@ def command(
     The first SIGINT or SIGTERM drains (sources end, all that is in flows out, results are saved; exit 0),
     the second cancels (exit 130), the third leaves at once.
 
+    A traceback begins where a stage's own code does; with PIPEFLOW_TRACEBACK=full in the environment it shows
+    the engine's frames too.
+
     \b
     pipeflow run examples/dflash_tiny.yaml
     pipeflow run examples/dflash_tiny.yaml steps=50 --run-dir /tmp/tiny
@@ -150,6 +153,7 @@ class _Session:
     def _opening(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self._say(f"run folder: {pipeline.run_dir}")
+        pipeline.on_load(self._say)
         if self._views is not None:
             self._views.start_soon(self._view, pipeline)
         if self._draining:
@@ -225,7 +229,8 @@ class _Session:
     # The end ---------------------------------------------------------------------------------------
 
     def _tell(self, failure: Exception | None) -> int:
-        from pipeflow.errors import PipeflowError, Stopped
+        from pipeflow.error_text import traceback_text
+        from pipeflow.errors import DeviceError, PipeflowError, Stopped
 
         summary = None
         if self.pipeline is not None:
@@ -245,9 +250,9 @@ class _Session:
             unforeseen = failure.__cause__ if known else failure
             told = isinstance(unforeseen, PipeflowError) or isinstance(failure, OSError)
             if unforeseen is not None and not told:
-                import traceback
-
-                self._say("".join(traceback.format_exception(unforeseen)))
+                # A device's fault, or the engine's own, may be anywhere: all of it is shown.
+                whole = not known or isinstance(failure, DeviceError) or _wants_whole()
+                self._say(traceback_text(unforeseen, engine=whole))
         if summary is not None and not self.as_json:
             shown = _text(summary, str(self.pipeline.run_dir) if self.pipeline else "")
             self._put(self._scrub(shown), code)
@@ -269,6 +274,10 @@ class _Session:
                 told |= {"status": "forced" if code == FORCED else "failed", "exit_code": code}
             self._put(strict_json(self._scrub.values(told)), code)
         return code
+
+
+def _wants_whole() -> bool:
+    return os.environ.get("PIPEFLOW_TRACEBACK") == "full"
 
 
 def _say(text: str, *, nl: bool = True) -> None:

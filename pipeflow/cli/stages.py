@@ -14,7 +14,8 @@ from pipeflow.stage import Kind, Resource, Stage, kind_of
 
 __all__ = ["command"]
 
-TRAITS = ("device", "stateful", "mutates", "guarded", "releases", "background", "inline")
+TRAITS = ("device", "stateful", "mutates", "guarded", "releases", "background", "inline",
+          "needs_fixed_segments", "autotunes", "guards_autotuner")  # fmt: skip
 
 
 @click.command("stages", short_help="List or describe stages.")
@@ -91,10 +92,11 @@ def _stage_facts(cls: type[Stage[Any, Any]]) -> list[tuple[str, str]]:
 
     kind = kind_of(cls)
     signature = signature_of(cls, kind)
-    facts = [("kind", kind.value)]
+    nothing = signature.gives in (None, NOTHING)
+    facts = [("kind", "sink" if kind is Kind.MAP and nothing else kind.value)]
     if kind is not Kind.SOURCE:
         facts.append(("takes", type_name(signature.takes)))
-    facts.append(("gives", "nothing" if signature.gives in (None, NOTHING) else type_name(signature.gives)))
+    facts.append(("gives", "nothing" if nothing else type_name(signature.gives)))
     if cls.ports:
         facts.append(("outputs", ", ".join(cls.ports)))
     facts += [*_role_facts("reads", cls), *_role_facts("writes", cls)]

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
-__all__ = ["Buffer", "Device", "Freed", "Mark", "Memory", "Permit", "Stream", "tensors_in"]
+__all__ = ["Buffer", "Device", "Freed", "Mark", "Memory", "Permit", "Stream", "is_tensor",
+           "register_tensor_type", "tensors_in"]  # fmt: skip
 
 
 class Memory(NamedTuple):
@@ -148,18 +149,42 @@ def imported_torch() -> Any:
     return None if spec is None or getattr(spec, "_initializing", False) else torch
 
 
+_registered: tuple[type[Any], ...] = ()
+"""Tensor types that are not torch's: a test device's."""
+
+
+def register_tensor_type(kind: type[Any]) -> None:
+    """Have `tensors_in` and `map_tensors` see instances of `kind` as tensors, beside torch's."""
+    global _registered
+    if kind not in _registered:
+        _registered = (*_registered, kind)
+
+
+def _tensor_types() -> Any:
+    """What `isinstance` may ask for: one type, several, or none where nothing can be a tensor."""
+    torch = imported_torch()
+    if torch is None:
+        return _registered
+    return (torch.Tensor, *_registered) if _registered else torch.Tensor
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is one of the tensors that a device works with."""
+    return isinstance(value, _tensor_types())
+
+
 def tensors_in(value: Any) -> Iterable[Any]:
     """Every tensor in a value: tensors, lists, tuples, dicts, msgspec Structs, dataclasses.
 
     Other objects are opaque: a tensor hidden in one is neither counted nor copied.
     """
-    torch = imported_torch()
-    if torch is None:
+    kinds = _tensor_types()
+    if kinds == ():
         return
     stack = [value]
     while stack:
         x = stack.pop()
-        if isinstance(x, torch.Tensor):
+        if isinstance(x, kinds):
             yield x
         elif isinstance(x, (list, tuple)):
             stack.extend(cast("list[Any]", x))
@@ -175,10 +200,10 @@ def map_tensors(value: Any, change: Any) -> Any:
     """A copy of the value's structure with `change(tensor)` in place of each tensor, in a fixed order."""
     import dataclasses
 
-    import torch
+    kinds = _tensor_types()
 
     def walk(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
+        if isinstance(x, kinds):
             return change(x)
         if isinstance(x, dict):
             return {key: walk(item) for key, item in cast("dict[Any, Any]", x).items()}

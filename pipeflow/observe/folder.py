@@ -164,6 +164,10 @@ class RunFolder:
         except OSError as error:
             raise FolderError(self.path, error) from error
 
+    def document(self, text: str) -> None:
+        """pipeline.yaml: the file as it was resolved."""
+        write_whole(self.path / "pipeline.yaml", text)
+
     def _line(self, name: str, values: dict[str, Any]) -> None:
         if self._closed:
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from pipeflow.errors import Cancelled, Stopped
@@ -32,7 +31,7 @@ def summarise(engine: Engine, assembly: Assembly, seconds: float) -> Summary:
     values: Summary = {
         **dict.fromkeys(SUMMARY_KEYS),
         **_status(engine),
-        "wall_s": round(time.monotonic() - engine.started, 3),
+        "wall_s": round(engine.now() - engine.started, 3),
         "run_s": round(seconds, 3),
         "steps": step.counters.done if step is not None else None,
         "items": sum(r.counters.made for r in runners.values() if r.kind is Kind.SOURCE),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeflow.rules import barriers, embedding, keys, machine, resources, wiring
+from pipeflow.rules import barriers, embedding, followers, keys, machine, resources, wiring
 from pipeflow.rules.case import Case, Rule
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ RULES: tuple[Rule, ...] = (
     wiring.mutated_twice,
     wiring.step_stage,
     keys.misplaced_key,
+    keys.two_starts,
     keys.slow_inline,
     keys.one_policy,
     keys.not_retriable,
@@ -43,6 +44,11 @@ RULES: tuple[Rule, ...] = (
     resources.unfed_reader,
     resources.replicated_state,
     resources.resource_elsewhere,
+    followers.unfed_follower,
+    followers.idle_staleness,
+    followers.unbounded_staleness,
+    followers.small_staleness,
+    followers.unpublished_version,
     embedding.split_answer,
     machine.no_such_device,
     machine.queue_over_budget,

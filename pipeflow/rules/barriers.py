@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "fed_by",
+    "feed_it",
     "idle_barrier",
     "many_barriers",
     "narrow_scope",
@@ -216,6 +217,11 @@ def fed_by(node: Node, writer: Node) -> bool:
     return writer.name in sources if node.joins else bool(sources) and set(sources) == {writer.name}
 
 
+def feed_it(writer: Node) -> str:
+    """The remedy of a stage that `fed_by` says no to."""
+    return f"write `from: {writer.name}`, or join: `from: {{step: {writer.name}, ..}}`"
+
+
 def stale_barrier(case: Case) -> Findings:
     """R5: if the section reads what w writes, the barrier is fed by w alone or by a join with w."""
     graph = case.graph
@@ -235,8 +241,7 @@ def stale_barrier(case: Case) -> Findings:
                     f"{node.name!r} behind it reads {name!r}, which {writer.name!r} writes; not fed by "
                     f"{writer.name!r}, it could show a half-written or another version"
                 )
-                remedy = f"write `from: {writer.name}`, or join: `from: {{step: {writer.name}, ..}}`"
-                yield case.of(barrier, "from", "stale-barrier", message, remedy)
+                yield case.of(barrier, "from", "stale-barrier", message, feed_it(writer))
 
 
 def replicated_barrier(case: Case) -> Findings:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pipeflow.graph import Node
     from pipeflow.rules.case import Case, Findings
 
-__all__ = ["misplaced_key", "not_retriable", "one_policy", "slow_inline"]
+__all__ = ["misplaced_key", "not_retriable", "one_policy", "slow_inline", "two_starts"]
 
 BARRIER_HAS_NO = {
     "on": "it runs on no device; `scope` says whose launches it holds",
@@ -64,6 +64,7 @@ def _useless(node: Node) -> dict[str, str]:
     rest = {"scope": "only a barrier holds launches"}
     if node.guarded:
         return rest | GUARDED_HAS_NO
+    rest["at_start"] = "only what a barrier guards runs before the first item"
     return rest | SOURCE_HAS_NO if node.kind is Kind.SOURCE else rest
 
 
@@ -73,6 +74,17 @@ def _what(node: Node) -> str:
     if node.guarded:
         return "stage that needs a barrier"
     return "source" if node.kind is Kind.SOURCE else "stage that is no barrier"
+
+
+def two_starts(case: Case) -> Findings:
+    """A barrier's section runs at the start as a whole, or not."""
+    for barrier in case.graph.barriers:
+        for node in case.graph.section(barrier):
+            said = barrier.spec.at_start, node.spec.at_start
+            if None not in said and said[0] != said[1]:
+                message = f"{barrier.name!r}, which guards it, says the opposite"
+                path = ("stages", node.name, "at_start")
+                yield case.at(path, "misplaced-key", message, "say it there alone", key=True)
 
 
 def slow_inline(case: Case) -> Findings:

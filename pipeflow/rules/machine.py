@@ -20,6 +20,8 @@ __all__ = ["allocator_transport", "no_such_device", "queue_over_budget", "unguar
 LITERALS = ("auto", "cpu", "cpu-late", "cuda")
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The first is the newer name of the same setting."""
+_GPU = re.compile(r"(?:gpu|cuda)[-_: ]?([0-9]*)", re.IGNORECASE)
+"""How people write a GPU, with its number."""
 
 
 # Devices -------------------------------------------------------------------------------------------------
@@ -28,16 +30,12 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 def no_such_device(case: Case) -> Findings:
     """`on`, `scope` and `devices` name devices; with `here`, ones that this machine has."""
     spec = case.spec
-    known = [*spec.devices, *LITERALS, "cuda:0"]
     count: int | None = None
     for path, name, groups in _named_devices(case):
         if groups and (name in spec.devices or ((path[-1] == "scope" or "scope" in path) and name == "all")):
             continue
         if not _is_literal(name):
-            remedy = suggest(name, known if groups else known[len(spec.devices) :])
-            remedy = remedy or "write cpu, cuda:N or auto" + (
-                ", or a name under `devices:`" if groups else ""
-            )
+            remedy = _meant(name, list(spec.devices) if groups else None)
             yield case.at(path, "no-such-device", f"there is no device {name!r}", remedy)
         elif case.here and name.startswith("cuda"):
             count = _cuda_count() if count is None else count
@@ -46,6 +44,18 @@ def no_such_device(case: Case) -> Findings:
                 has = f"{count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA device"
                 remedy = "write `auto` to take what the machine has"
                 yield case.at(path, "no-such-device", f"{name} is not here: this machine has {has}", remedy)
+
+
+def _meant(name: str, own: list[str] | None) -> str:
+    """The remedy of a name that is no device. `own`: names under `devices:`, where one is welcome."""
+    near = suggest(name, own or [])
+    if near:
+        return near
+    if (number := _GPU.fullmatch(name)) is not None:  # before near literals: `gpu` is as near to `cpu`
+        return f"write `cuda:{int(number[1] or 0)}`, or `auto` to take what the machine has"
+    return suggest(name, [*LITERALS, "cuda:0"]) or (
+        "write cpu, cuda:N or auto" + ("" if own is None else ", or a name under `devices:`")
+    )
 
 
 def _is_literal(name: str) -> bool:
@@ -119,7 +129,7 @@ def allocator_transport(case: Case) -> Findings:
     if name is None:
         return
     for node in case.graph.nodes.values():
-        if getattr(node.cls, "needs_fixed_segments", False):
+        if node.cls.needs_fixed_segments:
             message = f"{node.name!r} shares device memory, which {name}=expandable_segments:True forbids"
             remedy = f"unset {name}, or set expandable_segments:False"
             yield case.at(("stages", node.name, "uses"), "allocator-transport", message, remedy)
@@ -143,4 +153,4 @@ def unguarded_autotuner(case: Case) -> Findings:
 
 
 def _autotunes(node: Node) -> bool:
-    return getattr(node.cls, "autotunes", False) and not getattr(node.cls, "guards_autotuner", False)
+    return node.cls.autotunes and not node.cls.guards_autotuner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
-from pipeflow.rules.barriers import fed_by
+from pipeflow.rules.barriers import fed_by, feed_it
 
 if TYPE_CHECKING:
     from pipeflow.graph import Node
@@ -51,8 +51,7 @@ def unfed_reader(case: Case) -> Findings:
                 f"{node.name!r} reads {name!r} behind {writer.name!r}, which writes it but does not feed it "
                 f"directly: it would see a later version than that of its item"
             )
-            remedy = f"write `from: {writer.name}`, or join: `from: {{step: {writer.name}, ..}}`"
-            yield case.of(node, "from", "unfed-reader", message, remedy)
+            yield case.of(node, "from", "unfed-reader", message, feed_it(writer))
 
 
 def replicated_state(case: Case) -> Findings:

@@ -28,8 +28,10 @@ __all__ = [
     "AtomicFile",
     "aside",
     "explain",
+    "folder_aside",
     "is_complete",
     "publish_folder",
+    "swap_folders",
     "sync_path",
     "write_atomically",
 ]
@@ -57,7 +59,9 @@ def explain(error: BaseException, path: Path) -> PipeflowError:
 
 def sync_path(path: Path) -> None:
     """fsync a file or a folder (a folder: so that a rename in it outlives a power cut)."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if os.name != "posix" and path.is_dir():
+        return  # other systems cannot open a folder, and order its names by themselves
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
@@ -162,26 +166,50 @@ def is_complete(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
+def folder_aside(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder`, on the same disk; removed if it is still there at the end.
+
+    Raises OSError where it cannot be made.
+    """
+    new = aside(folder.absolute())
+    new.mkdir(parents=True)
+    try:
+        yield new
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def swap_folders(new: Path, folder: Path) -> None:
+    """`new` takes the place of `folder`, which is removed, in two renames: a reader between them finds no
+    folder, and never a mixture. After an OSError the old one stands where it stood."""
+    old = aside(folder.absolute())
+    os.rename(folder, old)
+    try:
+        os.rename(new, folder)
+    except OSError:
+        os.rename(old, folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def publish_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `folder` when the block ends: fsynced, marked `COMPLETE`, renamed.
+    """A folder aside that becomes `folder` when the block ends: fsynced, marked `COMPLETE`, renamed.
 
     A complete folder that another process put there meanwhile is kept and ours dropped; a broken one is
     replaced. Raises PipeflowError where the disk is full, whichever library met it.
     """
-    temporary = aside(folder)
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        _finish(temporary)
-        _move(temporary, folder)
+        with folder_aside(folder) as temporary:
+            yield temporary
+            _finish(temporary)
+            _move(temporary, folder)
     except PipeflowError:
         raise
     except Exception as error:
         if isinstance(error, OSError) or "No space left" in str(error):
             raise explain(error, folder) from error
         raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _finish(folder: Path) -> None:

@@ -1,18 +1,25 @@
 """A small DFlash pipeline file, and the command in a process of its own, quickly started.
 
 The processes are forked by a server that has imported torch and transformers once; what they run is the
-command's own `main`, with its own descriptors, signals and exit code.
+command's own `main`, with its own descriptors, signals and exit code. What a test waits for is written into
+a pipe: what the command says on stderr, and the places of `points.py` that it reaches.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import pty
 import shutil
 import signal
-import time
+import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -123,35 +130,81 @@ def tiny(folder: Path, **changes: str) -> Path:
     return path
 
 
-def _child(argv: list[str], cwd: str, out: str, err: str | int, env: dict[str, str]) -> None:
+def _child(
+    argv: list[str], cwd: str, out: str, err: Connection, points: Connection, env: dict[str, str]
+) -> None:
     os.environ.update(env)
+    os.environ["PIPEFLOW_TEST_POINTS"] = str(points.fileno())
     os.chdir(cwd)
-    for path, number in ((out, 1), (err, 2)):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY
-        descriptor = os.open(path, flags, 0o600) if isinstance(path, str) else path
-        os.dup2(descriptor, number)
+    with err:
+        os.dup2(err.fileno(), 2)
+    descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.close(descriptor)
     os.environ.pop("COLUMNS", None)
     from pipeflow.cli.__main__ import main
 
     main(argv)
 
 
+class Listener:
+    """All that is written into a pipe or a terminal, read as it comes by a thread of its own."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._heard = bytearray()
+        self._more = threading.Condition()
+        self._ended = False
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):  # a terminal whose other end nobody holds any more
+            while part := os.read(self._descriptor, 65536):
+                with self._more:
+                    self._heard += part
+                    self._more.notify_all()
+        os.close(self._descriptor)
+        with self._more:
+            self._ended = True
+            self._more.notify_all()
+
+    @property
+    def text(self) -> str:
+        """So far."""
+        with self._more:
+            return self._heard.decode(errors="replace")
+
+    def until(self, said: Callable[[str], Any], what: str, seconds: float) -> None:
+        """Wait until the text so far passes; AssertionError when the end comes before it, or the time."""
+        with self._more:
+            self._more.wait_for(lambda: said(self.text) or self._ended, seconds)
+            when = "ended before it" if self._ended else "never"
+            assert said(self.text), f"{when} {what}:\n{self.text}"
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end."""
+        self._thread.join(seconds)
+
+
 class Run:
     """One call of the command. `stdout` and `stderr` are what it has written so far."""
 
-    def __init__(self, folder: Path, *argv: str, terminal: str | None = None, **env: str) -> None:
+    def __init__(self, folder: Path, *argv: str, terminal: bool = False, **env: str) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         folder.mkdir(parents=True, exist_ok=True)
-        self.points = folder / "points"
-        self.points.mkdir(exist_ok=True)
-        number = len(list(folder.glob("out*")))
-        self._out, self._err = folder / f"out{number}", folder / f"err{number}"
-        env = {"PIPEFLOW_TEST_POINTS": str(self.points), "OMP_NUM_THREADS": "1", **env}
-        self._process = context.Process(
-            target=_child, args=(list(argv), str(folder), str(self._out), terminal or str(self._err), env)
-        )
-        self._process.start()
+        self._out = folder / f"out{len(list(folder.glob('out*')))}"
+        ours, theirs = pty.openpty() if terminal else os.pipe()
+        self._points, points = context.Pipe()
+        env = {"OMP_NUM_THREADS": "1", **env}
+        # Its ends are its alone once it has started: so their end is heard here when it ends.
+        with Connection(theirs) as err, points:
+            self._process = context.Process(
+                target=_child, args=(list(argv), str(folder), str(self._out), err, points, env)
+            )
+            self._process.start()
+        self._err = Listener(ours)
 
     @property
     def stdout(self) -> str:
@@ -159,26 +212,24 @@ class Run:
 
     @property
     def stderr(self) -> str:
-        return self._err.read_text() if self._err.exists() else ""
+        return self._err.text
 
-    def reach(self, place: str) -> None:
+    def reach(self, place: str, seconds: float = 60.0) -> None:
         """Wait until the run stands at a place of `points.py`."""
-        self.until(lambda: (self.points / f"{place}.reached").exists(), f"reaches {place}")
+        assert self._points.poll(seconds), f"never reaches {place}:\n{self.stderr}"
+        try:
+            reached = self._points.recv_bytes().decode()
+        except (EOFError, OSError):
+            raise AssertionError(f"ended before it reaches {place}:\n{self.stderr}") from None
+        assert reached == place
 
-    def until(self, happened: Any, what: str, seconds: float = 60.0) -> None:
-        """Wait until something is so; AssertionError when the run ends before it, or it never is."""
-        limit = time.monotonic() + seconds
-        while not happened():
-            alive = self._process.is_alive()
-            if happened():
-                return
-            assert alive, f"ended before it {what}:\n{self.stderr}"
-            assert time.monotonic() < limit, f"never {what}:\n{self.stderr}"
-            time.sleep(0.005)
+    def until(self, said: Callable[[str], Any], what: str, seconds: float = 60.0) -> None:
+        """Wait until what it wrote on stderr passes; AssertionError if it ends before, or never does."""
+        self._err.until(said, what, seconds)
 
     def go(self, place: str) -> None:
         """Let it go on."""
-        (self.points / f"{place}.go").touch()
+        self._points.send_bytes(place.encode())
 
     def signal(self, number: int = signal.SIGINT) -> None:
         """Send a signal."""
@@ -193,6 +244,7 @@ class Run:
             self._process.kill()
             self._process.join()
             raise AssertionError(f"did not end within {seconds} s:\n{self.stderr}")
+        self._err.join(seconds)
         return code
 
 

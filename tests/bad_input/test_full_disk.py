@@ -122,12 +122,11 @@ def run(file: Path, run_dir: Path, capfd: pytest.CaptureFixture[str], *more: str
 
 
 @pytest.fixture(autouse=True)
-def one_thread_and_clean_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def one_thread_and_clean_path() -> Iterator[None]:
     import sys
 
     import torch
 
-    monkeypatch.setenv("PIPEFLOW_TEST_POINTS", str(tmp_path))
     path, threads = list(sys.path), torch.get_num_threads()
     yield
     sys.path[:] = path

@@ -80,6 +80,45 @@ class Train(Stage):
         return item
 '''
 
+KINDS = """\
+from collections.abc import Iterator
+
+import pipeflow
+from pipeflow import Gather
+
+
+@pipeflow.stage
+def numbers() -> Iterator[int]:
+    yield from range(3)
+
+
+@pipeflow.stage
+def each(item: int) -> Iterator[int]:
+    yield item
+
+
+class Pairs(Gather):
+    def full(self, members):
+        return len(members) == 2
+
+    def run(self, items: list[int]) -> list[int]:
+        return items
+
+
+@pipeflow.stage
+def total(item: list[int]) -> int:
+    return sum(item)
+
+
+@pipeflow.stage
+def show(item: int) -> None:
+    print(item)
+
+
+@pipeflow.stage
+def keep(item):
+    print(item)
+"""
 FAKE_TORCH = ModuleType("torch")
 FAKE_TORCH.cuda = SimpleNamespace(is_available=lambda: False, device_count=lambda: 0)  # pyright: ignore
 FAKE_TORCH.get_num_threads = lambda: 1  # pyright: ignore
@@ -199,11 +238,44 @@ def test_graph_as_text(good: Path) -> None:
         numbers  beside:numbers  source
         route    route           one-to-one  from numbers
         train    beside:Train    one-to-one  from numbers  on cpu  writes model
-        look     beside:look     one-to-one  from route.a  2 replicas  reads model
+        look     beside:look     sink        from route.a  2 replicas  reads model
         barrier  barrier         barrier     from train (every 50)
         release  release_cache   one-to-one  from barrier
         model    beside:Model    resource    on cpu
     """)
+
+
+def test_graph_says_what_each_stage_is(good: Path) -> None:
+    """In the words of the README and of `pipeflow stages`. Only what nobody takes from is a sink."""
+    (good / "kinds.py").write_text(KINDS)
+    (good / "kinds.yaml").write_text(
+        "pipeflow: 1\nname: kinds\nstages:\n"
+        "  numbers: {uses: 'kinds:numbers'}\n"
+        "  each: {uses: 'kinds:each', from: numbers}\n"
+        "  pairs: {uses: 'kinds:Pairs', from: each}\n"
+        "  total: {uses: 'kinds:total', from: pairs}\n"
+        "  show: {uses: 'kinds:show', from: total}\n"
+        "  keep: {uses: 'kinds:keep', from: total}\n"
+        "  last: {uses: 'kinds:total', from: pairs}\n"
+    )
+    done = pipeflow("graph", "kinds.yaml", cwd=good)
+    assert {line.split()[0]: line.split()[2] for line in done.stdout.splitlines()} == {
+        "numbers": "source", "each": "one-to-many", "pairs": "gather", "total": "one-to-one",
+        "show": "sink", "keep": "sink", "last": "one-to-one",
+    }  # fmt: skip
+
+
+def test_the_end_of_a_service_is_no_sink(good: Path) -> None:
+    (good / "kinds.py").write_text(KINDS)
+    (good / "service.yaml").write_text(
+        "pipeflow: 1\nname: service\nstages:\n  in: {uses: input}\n"
+        "  keep: {uses: 'kinds:keep', from: in}\n  show: {uses: 'kinds:show', from: in}\n"
+        "  out: {uses: output, from: in}\n"
+    )
+    done = pipeflow("graph", "service.yaml", cwd=good)
+    assert {line.split()[0]: line.split()[2] for line in done.stdout.splitlines()} == {
+        "in": "source", "keep": "one-to-one", "show": "sink", "out": "one-to-one"
+    }  # fmt: skip
 
 
 def test_graph_as_mermaid(good: Path) -> None:
@@ -318,7 +390,8 @@ def test_stages_describes_functions_and_resources(good: Path) -> None:
     function = pipeflow("stages", "beside:numbers", cwd=good).stdout
     assert "  kind   source\n  gives  int\n" in function
     assert "    count: a whole number, default 3\n" in function
-    assert "  gives  nothing\n" in pipeflow("stages", "beside:look", cwd=good).stdout
+    sink = pipeflow("stages", "beside:look", cwd=good).stdout
+    assert "  kind   sink\n  takes  int\n  gives  nothing\n" in sink
     model = pipeflow("stages", "beside:Model", cwd=good).stdout
     assert model == "beside:Model  (beside:Model)\n\n  A model. It is small.\n\n  No options\n"
 

@@ -1,7 +1,8 @@
 # ruff: noqa: TC003 - annotations are read at run time
 """Helpers of the engine's tests: run a pipeline of small stages, with a time limit, and see what is left.
 
-Stages of a test say what they wait for by events that the test holds; nothing sleeps and hopes.
+Stages of a test say what they wait for by events that the test holds; nothing sleeps and hopes. What the
+engine itself does is awaited by its turns: `turns_until`, `stands_still`, `until_it_ends`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,45 @@ def collector(seen: list[Any]) -> Any:
         seen.append(item)
 
     return sink
+
+
+async def heard(event: threading.Event) -> None:
+    """Await what a stage sets on its own thread."""
+    assert await asyncio.to_thread(event.wait, LIMIT), "a stage never came to it"
+
+
+async def turns_until(pipeline: Pipeline, happened: Callable[[], bool]) -> None:
+    """Look after each turn of the engine, until something that its turns bring about is so."""
+    engine = pipeline._engine
+    while not happened():
+        assert not engine.ended.is_set(), f"the run ended before: {engine.error!r}"
+        await engine.next_progress()
+
+
+async def stands_still(pipeline: Pipeline, name: str) -> None:
+    """Until launches of one stage are all that is in hand, and no stage has anything left to do.
+
+    Then nothing can move before one of these comes back: what has not happened by now will not.
+    """
+    engine, runner = pipeline._engine, pipeline._assembly.runners[name]
+
+    def only_it_is_at_work() -> bool:
+        at_work = sum(job.launching for job in runner.hand)
+        return at_work > 0 and engine.in_hand == at_work and not engine._ready
+
+    await turns_until(pipeline, only_it_is_at_work)
+
+
+def until_it_ends(release: threading.Event) -> Act:
+    """Run until the engine ends it, whatever for; only then a stage that was held may come back."""
+
+    async def act(pipeline: Pipeline) -> Any:
+        running = asyncio.ensure_future(pipeline.run())
+        await pipeline._engine.ended.wait()
+        release.set()
+        return await running
+
+    return act
 
 
 class Outcome:

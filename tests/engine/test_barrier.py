@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flows import collector, fine, flow, go, in_loop, settled
+from flows import LIMIT, collector, fine, flow, go, heard, in_loop, settled, until_it_ends
 from test_resources import Box
 
 from pipeflow import DROP, Cancelled, Pipeline, StageError, stage
+from pipeflow.barrier import Gate, gates_of_this_loop
 from pipeflow.stage import Stage
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ class Busy:
         self.inside = 0
         self.lock = threading.Lock()
         self.met: list[str] = []
+        self.section = threading.Event()
+        """A section has begun."""
         self.triggers: list[Trigger] = []
 
     def work(self) -> Any:
@@ -56,7 +60,7 @@ class Busy:
             def run(self, item: int) -> int:
                 with busy.lock:
                     busy.inside += 1
-                threading.Event().wait(0.0005)
+                time.sleep(0.0005)  # slow on purpose: a section that did not wait would meet it
                 with busy.lock:
                     busy.inside -= 1
                 return item
@@ -72,6 +76,7 @@ class Busy:
             reads = {"box": Box}
 
             def run(self, item: Trigger, ctx: Any) -> tuple[int, int]:
+                busy.section.set()
                 if busy.inside:
                     busy.met.append(f"{busy.inside} at {item.seq}")
                 if waits is not None:
@@ -274,28 +279,36 @@ def test_a_timeout_names_the_phase_and_the_lane(tmp_path: Path) -> None:
         device = True
 
         def run(self, item: int, ctx: Any) -> int:
-            while not ctx.stopping:
-                release.wait(0.005)
+            assert release.wait(LIMIT)
             return item
 
-    spec = files(every=2, timeout="100ms")
-    outcome = go(tmp_path, spec, uses(busy, seen) | {"other": Hangs}, resources=RESOURCES)
+    spec, given = files(every=2, timeout="100ms"), uses(busy, seen) | {"other": Hangs}
+    outcome = go(tmp_path, spec, given, until_it_ends(release), resources=RESOURCES)
     assert isinstance(outcome.error, StageError)
     assert "not done after 0.1 s, in the phase: waits for launches in scope" in str(outcome.error)
     assert "o[0] item 0" in str(outcome.error)
 
 
 @pytest.mark.parametrize("phase", ["waits for launches", "runs p"])
-def test_a_cancel_in_a_barrier_ends_the_run(tmp_path: Path, phase: str) -> None:
+def test_a_cancel_in_a_barrier_ends_the_run(
+    tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     busy, seen, release = Busy(), [], threading.Event()
+    waits_for_quiet = asyncio.Event()
+    quiet = Gate.quiet
+
+    async def asked(gate: Gate) -> None:
+        waits_for_quiet.set()
+        await quiet(gate)
+
+    monkeypatch.setattr(Gate, "quiet", asked)
     spec = files(every=2)
 
     class Holds(Stage):
         device = True
 
-        def run(self, item: int, ctx: Any) -> int:
-            while not release.wait(0.002) and not ctx.stopping:
-                pass
+        def run(self, item: int) -> int:
+            assert release.wait(LIMIT)
             return item
 
     given = uses(busy, seen, waits=release if phase == "runs p" else None)
@@ -304,47 +317,60 @@ def test_a_cancel_in_a_barrier_ends_the_run(tmp_path: Path, phase: str) -> None:
 
     async def act(pipeline: Pipeline) -> Any:
         running = asyncio.ensure_future(pipeline.run())
+        await (heard(busy.section) if phase == "runs p" else waits_for_quiet.wait())
         barrier: Any = pipeline._assembly.runners["b"]
-        while not barrier.phase.startswith(phase):
-            await asyncio.sleep(0.001)
+        assert barrier.phase.startswith(phase)
+        phases.append(barrier.phase)
         pipeline.cancel()
         release.set()
         return await running
 
+    phases: list[str] = []
     outcome = go(tmp_path, spec, given, act, resources=RESOURCES)
     assert isinstance(outcome.error, Cancelled)
+    assert len(phases) == 1
 
 
 def test_async_stages_launch_only_through_an_open_gate(tmp_path: Path) -> None:
     """In the middle of a job: what it enqueues waits, and its timeout stands still meanwhile."""
-    busy, seen, closed = Busy(), [], []
-    release = threading.Event()
+    busy, seen = Busy(), []
+    looked, found = threading.Event(), []
 
     class Async(Stage):
         device = True
 
         async def run(self, item: int, ctx: Any) -> int:
+            gate = gates_of_this_loop().of("cpu")
+
+            def look() -> None:
+                found.append((gate.open, gate.in_hand()))
+                looked.set()
+
             def launch() -> None:
                 with busy.lock:
                     busy.inside += 1
                 with busy.lock:
                     busy.inside -= 1
 
+            if item == 0:  # in the middle of its job when the first section begins
+                await heard(busy.section)
+                asyncio.get_running_loop().call_soon(look)  # once it has asked for its launch
             for _ in range(3):
                 await ctx.enqueue(launch)
-                closed.append(busy.inside)
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # a turn of the loop, in which the gate may close
             return item
 
     class Slow(busy.publish()):  # type: ignore[misc]
         def run(self, item: Trigger, ctx: Any) -> Any:
-            release.wait(0.03)
+            busy.section.set()
+            assert looked.wait(LIMIT)
             return super().run(item, ctx)
 
     spec = files(every=4)
     spec["o"] = {"uses": "other", "from": "a", "on": "cpu", "in_flight": 2, "timeout": "5s"}
     given = uses(busy, seen) | {"other": Async, "publish": Slow}
     fine(go(tmp_path, spec, given, resources=RESOURCES))
+    assert found == [(False, ["p[0] item 0"])]
     assert busy.met == []
     assert seen == [(0, 4), (1, 8), (2, 12)]
 
@@ -416,13 +442,10 @@ def test_the_end_of_one_pipeline_does_not_open_another_ones_gates(tmp_path: Path
                     )
                 )
             )
-            while not inside.is_set():
-                await asyncio.sleep(0.001)
+            await heard(inside)
 
         second: list[Any] = []
         outcome = await flow(tmp_path / "1", files(every=6), uses(quick, []), first, resources=RESOURCES)
-        from pipeflow.barrier import gates_of_this_loop
-
         assert not gates_of_this_loop().of("cpu").open
         release.set()
         return outcome, await second[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from flows import collector, fine, go
+from flows import collector, fine, go, stands_still, turns_until
 
 from pipeflow import Gather, Pipeline, StallError, stage
 
@@ -30,12 +30,8 @@ def test_no_more_items_are_alive_than_credits(tmp_path: Path, items: int) -> Non
 
     async def act(pipeline: Pipeline) -> Any:
         running = asyncio.ensure_future(pipeline.run())
-        made = pipeline._assembly.runners["a"].counters
-        while made.made < items:
-            await asyncio.sleep(0)
-        for _ in range(50):  # it had its chance to make more
-            await asyncio.sleep(0)
-        assert made.made == items
+        await stands_still(pipeline, "b")
+        assert pipeline._assembly.runners["a"].counters.made == items
         go_on.set()
         return await running
 
@@ -58,10 +54,8 @@ def test_a_start_takes_all_credits_or_none(tmp_path: Path) -> None:
     async def act(pipeline: Pipeline) -> Any:
         running = asyncio.ensure_future(pipeline.run())
         free, full = pipeline._assembly.runners["a"].outs
-        while len(first) < 1 or full.credits < 1:
-            await asyncio.sleep(0)
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await stands_still(pipeline, "c")
+        assert first == [0]
         assert (free.credits, full.credits) == (0, 1)
         release.set()
         return await running
@@ -111,16 +105,11 @@ def test_a_start_reserves_the_largest_output_seen(tmp_path: Path) -> None:
     def sink(item) -> None:
         assert release.wait(10)
 
-    peaks: list[int] = []
-
     async def act(pipeline: Pipeline) -> Any:
         running = asyncio.ensure_future(pipeline.run())
         edge = pipeline._assembly.runners["a"].outs[0]
-        while edge.credits < 2:
-            await asyncio.sleep(0.001)
-        for _ in range(20):
-            await asyncio.sleep(0.001)
-            peaks.append(edge.credits)
+        await stands_still(pipeline, "b")
+        assert edge.credits == 2
         assert edge.bytes_live == 80
         release.set()
         return await running
@@ -129,8 +118,8 @@ def test_a_start_reserves_the_largest_output_seen(tmp_path: Path) -> None:
         "a": {"uses": "make"},
         "b": {"uses": "sink", "from": "a", "queue": {"items": 8, "bytes": 100}},
     }
-    fine(go(tmp_path, stages, {"make": tensors([40] * 6), "sink": sink}, act))
-    assert max(peaks) == 2
+    outcome = fine(go(tmp_path, stages, {"make": tensors([40] * 6), "sink": sink}, act))
+    assert outcome.runner("b").inputs.edges[0].peak == 2
 
 
 def test_until_a_size_is_known_one_item_is_in_production(tmp_path: Path) -> None:
@@ -146,10 +135,9 @@ def test_until_a_size_is_known_one_item_is_in_production(tmp_path: Path) -> None
 
     async def act(pipeline: Pipeline) -> Any:
         running = asyncio.ensure_future(pipeline.run())
-        while not entered.acquire(blocking=False):
-            await asyncio.sleep(0.001)
-        for _ in range(20):
-            await asyncio.sleep(0.001)
+        await stands_still(pipeline, "b")
+        assert [job.launching for job in pipeline._assembly.runners["b"].hand] == [True]
+        assert await asyncio.to_thread(entered.acquire, timeout=10)
         assert not entered.acquire(blocking=False)
         release.set()
         return await running
@@ -196,9 +184,12 @@ def test_a_storage_counts_once(tmp_path: Path) -> None:
     async def act(pipeline: Pipeline) -> Any:
         running = asyncio.ensure_future(pipeline.run())
         edge = pipeline._assembly.runners["a"].outs[0]
-        while edge.credits < 5:
-            await asyncio.sleep(0.001)
+
+        def all_out() -> bool:
             assert edge.bytes_live <= 60
+            return edge.credits == 5
+
+        await turns_until(pipeline, all_out)
         live.append(edge.bytes_live)
         release.set()
         return await running

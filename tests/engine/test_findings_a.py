@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows import collector, fine, flow, go
+from flows import LIMIT, collector, fine, flow, go
 
 import pipeflow
 from pipeflow import DROP, Gather, GraphError, Port, Stage, StageError, StallError, Stuck, stage
@@ -97,6 +97,7 @@ def test_a_linger_that_is_no_time_is_refused_at_load(tmp_path: Path, seconds: fl
 def test_a_task_that_swallows_its_cancel_is_named_and_holds_nobody(tmp_path: Path) -> None:
     begun = asyncio.Event()
     release: list[asyncio.Future[None]] = []
+    tasks: list[Any] = []
 
     async def waits_on(future: asyncio.Future[None]) -> None:
         while not future.done():
@@ -107,6 +108,7 @@ def test_a_task_that_swallows_its_cancel_is_named_and_holds_nobody(tmp_path: Pat
 
     @stage
     async def swallows(item: int) -> int:
+        tasks.append(asyncio.current_task())
         release.append(asyncio.get_running_loop().create_future())
         begun.set()
         await waits_on(release[0])
@@ -123,8 +125,7 @@ def test_a_task_that_swallows_its_cancel_is_named_and_holds_nobody(tmp_path: Pat
         outcome = await flow(tmp_path, stages, {"swallows": swallows}, act, run={"stop": {"grace": "100ms"}})
         for future in release:
             future.set_result(None)
-        for _ in range(5):  # it ends, and nobody minds what it brings
-            await asyncio.sleep(0)
+        await asyncio.wait(tasks)  # it ends, and nobody minds what it brings
         return outcome.error
 
     error = asyncio.run(asyncio.wait_for(main(), 10))
@@ -138,6 +139,7 @@ def test_a_task_that_swallows_its_cancel_is_named_and_holds_nobody(tmp_path: Pat
 
 def test_a_generator_whose_end_swallows_its_cancel_is_named(tmp_path: Path) -> None:
     release: list[asyncio.Future[None]] = []
+    tasks: list[Any] = []
     made = asyncio.Event()
 
     class Source(Stage):
@@ -149,6 +151,7 @@ def test_a_generator_whose_end_swallows_its_cancel_is_named(tmp_path: Path) -> N
                     yield number
                     number += 1
             finally:
+                tasks.append(asyncio.current_task())
                 release.append(asyncio.get_running_loop().create_future())
                 while not release[0].done():
                     try:
@@ -158,27 +161,26 @@ def test_a_generator_whose_end_swallows_its_cancel_is_named(tmp_path: Path) -> N
 
     stages = {
         "a": {"uses": "source"},
-        "b": {"uses": "slow", "from": "a", "queue": {"items": 1}},
+        "b": {"uses": "held", "from": "a", "queue": {"items": 1}},
     }
     go_on = threading.Event()
 
     @stage
-    def slow(item: int, ctx) -> None:
-        while not ctx.stopping:
-            go_on.wait(0.01)
+    def held(item: int) -> None:
+        assert go_on.wait(LIMIT)
 
     async def main() -> BaseException | None:
         async def act(pipeline: Any) -> None:
             pipeline._engine.open_sources()
             await made.wait()
             pipeline.cancel()
+            go_on.set()
 
-        uses = {"source": Source, "slow": slow}
+        uses = {"source": Source, "held": held}
         outcome = await flow(tmp_path, stages, uses, act, run={"stop": {"grace": "100ms"}})
         for future in release:
             future.set_result(None)
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await asyncio.wait(tasks)
         return outcome.error
 
     error = asyncio.run(asyncio.wait_for(main(), 10))
@@ -201,7 +203,7 @@ def numbers():
 async def swallows(item: int) -> int:
     while True:
         try:
-            await asyncio.sleep(3600)
+            await asyncio.get_running_loop().create_future()  # for ever
         except asyncio.CancelledError:
             pass
 
@@ -276,7 +278,7 @@ def test_a_cancelled_task_cleans_up_before_the_stage_is_closed(tmp_path: Path) -
             try:
                 await asyncio.get_running_loop().create_future()
             finally:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # slow on purpose: a close that did not wait would come first
                 heard.append("run")
             return item
 

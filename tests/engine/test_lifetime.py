@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from flows import fine, go
+from flows import collector, fine, go
 
-from pipeflow import StageError, stage
+import pipeflow
+from pipeflow import Stage, StageError, stage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,3 +104,198 @@ def test_inference_tensors_pass(tmp_path: Path) -> None:
         "b": {"uses": "again", "from": "a", "on": "cpu"},
     }
     fine(go(tmp_path, stages, {"rows": rows, "infers": infers, "again": again}))
+
+
+# A stage's own buffer (axiom 4.6) -------------------------------------------------------------------
+
+
+class Ring(Stage[int, Any]):
+    """Returns one buffer again and again."""
+
+    def setup(self, context: Any) -> None:
+        self.buffer = torch.zeros(4)
+
+    def run(self, item: int) -> Any:
+        self.buffer.fill_(item)
+        return self.fresh(self.buffer)
+
+    def fresh(self, tensor: torch.Tensor) -> Any:
+        return tensor
+
+
+class RingOfViews(Ring):
+    def fresh(self, tensor: torch.Tensor) -> Any:
+        return {"x": tensor[:2].detach()}
+
+
+class InferenceRing(Ring):
+    def setup(self, context: Any) -> None:
+        with torch.inference_mode():
+            self.buffer = torch.zeros(4)
+
+    def run(self, item: int) -> Any:
+        with torch.inference_mode():
+            self.buffer.fill_(item)
+            return self.buffer[1:]
+
+
+class Copies(Ring):
+    def fresh(self, tensor: torch.Tensor) -> Any:
+        return tensor.clone()
+
+
+class Constant(Ring):
+    def run(self, item: int) -> Any:
+        return self.buffer
+
+
+def ring(tmp_path: Path, maker: Any, consumer: Any, on: str = "cpu", count: int = 3) -> Any:
+    stages = {
+        "a": {"uses": "numbers", "with": {"count": count}},
+        "ring": {"uses": "maker", "from": "a", "on": on, "launcher": "thread"},
+        "sink": {"uses": "consumer", "from": "ring"},
+    }
+    return go(tmp_path, stages, {"maker": maker, "consumer": consumer})
+
+
+@pytest.mark.parametrize("maker", [Ring, RingOfViews, InferenceRing])
+@pytest.mark.parametrize("on", ["cpu", "cpu-late"])
+def test_a_buffer_handed_on_again_while_an_item_needs_it_is_an_error(
+    tmp_path: Path, maker: type[Ring], on: str
+) -> None:
+    @stage
+    def holds(item: Any, ctx: pipeflow.Context) -> None:
+        assert ctx._stop.wait(10), "nobody noticed"
+
+    error = ring(tmp_path, maker, holds, on).error
+    assert isinstance(error, StageError)
+    assert (error.stage, error.sequence) == ("ring", 0)
+    assert "Return a new tensor for each item" in str(error)
+
+
+@pytest.mark.parametrize("on", ["cpu", "cpu-late"])
+def test_a_buffer_written_again_while_an_item_needs_it_is_an_error(tmp_path: Path, on: str) -> None:
+    """Item 1 waits in the queue while its memory is written for item 2, which gets new memory."""
+    written = threading.Event()
+
+    class Once(Ring):
+        def run(self, item: int) -> Any:
+            if item != 1:
+                value = torch.zeros(4)
+            if item == 2:
+                self.buffer.fill_(item)
+                written.set()
+            return self.buffer if item == 1 else value
+
+    @stage
+    def holds(item: Any) -> None:
+        assert written.wait(10)
+
+    error = ring(tmp_path, Once, holds, on).error
+    assert isinstance(error, StageError)
+    assert (error.stage, error.sequence) == ("ring", 1)
+    assert "was overwritten before stage 'sink' read it" in str(error)
+
+
+def test_a_buffer_written_while_it_is_read_names_both(tmp_path: Path) -> None:
+    reading, written = threading.Event(), threading.Event()
+
+    class Once(Ring):
+        def run(self, item: int) -> Any:
+            if item:
+                assert reading.wait(10)
+            super().run(item)
+            if item:
+                written.set()
+            return self.buffer if item == 0 else self.buffer.clone()
+
+    @stage
+    def holds(item: Any) -> None:
+        reading.set()
+        assert written.wait(10)
+
+    error = ring(tmp_path, Once, holds, count=2).error
+    assert isinstance(error, StageError)
+    assert "stage 'sink', item 0" in str(error)
+    assert "Or stage 'ring', which made it, filled it again meanwhile" in str(error)
+
+
+@pytest.mark.parametrize("maker", [Copies, Constant])
+def test_new_memory_and_one_never_written_pass(tmp_path: Path, maker: type[Ring]) -> None:
+    outcome = fine(ring(tmp_path, maker, collector([]), count=40))
+    assert len(outcome.engine.storages) == 0
+
+
+def test_a_buffer_filled_in_time_passes(tmp_path: Path) -> None:
+    """With one item alive at a time the ring of one is right: nobody reads what is overwritten."""
+    seen: list[float] = []
+
+    @stage
+    def sink(item: Any) -> None:
+        seen.append(float(item[0]))
+
+    stages = {
+        "a": {"uses": "numbers", "with": {"count": 5}},
+        "ring": {"uses": "ring", "from": "a", "on": "cpu"},
+        "sink": {"uses": "sink", "from": "ring", "queue": {"items": 1}},
+    }
+    fine(go(tmp_path, stages, {"ring": Ring, "sink": sink}))
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_slices_of_one_inference_tensor_pass(tmp_path: Path) -> None:
+    @stage
+    def split(item: int) -> Any:
+        with torch.inference_mode():
+            rows = torch.arange(6.0).reshape(3, 2) + item
+        yield from rows
+
+    seen: list[float] = []
+
+    @stage
+    def sink(item: Any) -> None:
+        seen.append(float(item.sum()))
+
+    stages = {
+        "a": {"uses": "numbers", "with": {"count": 3}},
+        "split": {"uses": "split", "from": "a", "on": "cpu"},
+        "sink": {"uses": "sink", "from": "split"},
+    }
+    fine(go(tmp_path, stages, {"split": split, "sink": sink}))
+    assert seen == [1.0 + 4 * k + 2 * n for n in range(3) for k in range(3)]
+
+
+@pytest.mark.parametrize("on", ["cpu", "cpu-late"])
+def test_a_declared_write_into_a_handed_on_input_is_no_rewrite(tmp_path: Path, on: str) -> None:
+    """rows > passes (the input itself) > says_so (writes it): each the only reader of what it gets."""
+
+    @stage
+    def passes(item: dict) -> dict:
+        return {"x": item["x"]}
+
+    seen: list[float] = []
+
+    @stage
+    def sink(item: dict) -> None:
+        seen.append(float(item["x"][0]))
+
+    stages = {
+        "rows": {"uses": "rows", "on": on},
+        "passes": {"uses": "passes", "from": "rows", "on": on},
+        "adds": {"uses": "says_so", "from": "passes", "on": on},
+        "sink": {"uses": "sink", "from": "adds"},
+    }
+    fine(go(tmp_path, stages, {"rows": rows, "passes": passes, "says_so": says_so, "sink": sink}))
+    assert seen == [1.0, 2.0, 3.0]
+
+
+# What a caller gets is his own (axiom 4.9) ---------------------------------------------------------
+
+
+def test_a_submitted_result_is_not_filled_again(tmp_path: Path) -> None:
+    async def act(pipeline: Any) -> list[float]:
+        results = [await pipeline.submit(number) for number in range(3)]
+        return [float(result[0]) for result in results]
+
+    stages = {"in": {"uses": "input"}, "ring": {"uses": "ring", "from": "in", "on": "cpu"}}
+    assert fine(go(tmp_path, stages, {"ring": Ring}, act)).value == [0.0, 1.0, 2.0]

@@ -39,6 +39,10 @@ def chance(value: Value, salt: str, of: int) -> int:
     return zlib.crc32(repr((value, salt)).encode()) % of
 
 
+# These stages sleep to be slow on purpose, by so little that events come in many orders. What is asserted
+# holds for any length.
+
+
 @stage
 def source(*, name: str, count: int, late: float):
     for number in range(count):

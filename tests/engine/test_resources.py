@@ -11,6 +11,7 @@ import pytest
 from flows import collector, fine, go
 
 from pipeflow import Resource, StageError, stage
+from pipeflow.fence import REACHED, Fence
 from pipeflow.stage import Stage
 
 
@@ -152,19 +153,17 @@ def running_loop() -> Any:
     loop.close()
 
 
-def leases(**given: Any) -> Any:
+def leases(*, awaits: bool = False, **given: Any) -> Any:
     from pipeflow.resource import Leases
 
-    return Leases(Lane("n"), given.get("reads", {}), given.get("writes", {}))  # type: ignore[arg-type]
+    reads, writes = given.get("reads", {}), given.get("writes", {})
+    return Leases(Lane("n"), reads, writes, awaits=awaits)  # type: ignore[arg-type]
 
 
 def instances(*names: str) -> list[Any]:
     from pipeflow.resource import Instance, Shared
 
     return [Instance(Shared(name, "x"), "cpu", None) for name in names]
-
-
-PASSED = type("Passed", (), {"passed": lambda self: True})()
 
 
 def test_a_stream_of_readers_does_not_starve_the_writer(running_loop: Any) -> None:
@@ -175,12 +174,12 @@ def test_a_stream_of_readers_does_not_starve_the_writer(running_loop: Any) -> No
     first.take()
     assert writer.blocker() is box
     assert second.blocker() is box  # it would pass for ever, otherwise
-    first.give_back(PASSED)
+    first.give_back(REACHED)
     assert writer.node.woken
     assert writer.blocker() is None
     writer.take()
     assert second.blocker() is box
-    writer.give_back(PASSED)
+    writer.give_back(REACHED)
     assert second.blocker() is None
 
 
@@ -194,15 +193,31 @@ def test_two_lanes_that_need_two_resources_never_wait_for_each_other(running_loo
     holds_two.take()
     assert a.blocker() is one
     assert b.blocker() is two
-    holds_two.give_back(PASSED)
+    holds_two.give_back(REACHED)
     assert b.blocker() is two  # free, but it is a's turn there
     reader = leases(reads={"2": two})
     assert reader.blocker() is two  # and no later reader slips in before the writer
-    holds_one.give_back(PASSED)
+    holds_one.give_back(REACHED)
     assert a.blocker() is None
     a.take()
-    a.give_back(PASSED)
+    a.give_back(REACHED)
     assert b.blocker() is None
+
+
+def test_a_host_lane_starts_once_what_it_must_come_after_is_over(running_loop: Any) -> None:
+    """A stream waits for marks; a thread of the host would block on them, so it is not started yet."""
+    (box,) = instances("box")
+    kernel = Fence()
+    reader, writer = leases(reads={"b": box}), leases(awaits=True, writes={"b": box})
+    reader.take()
+    reader.give_back(kernel)
+    assert leases(writes={"b": box}).take() == []  # of a device: the fence has no mark here
+    box.writing = False
+    assert writer.blocker() is box
+    assert leases(reads={"b": box}).blocker() is box, "later readers stand behind it"
+    kernel.reach()
+    assert writer.node.woken
+    assert writer.blocker() is None
 
 
 def test_readers_pass_a_reader_that_waits_for_something_else(running_loop: Any) -> None:
@@ -239,16 +254,15 @@ def test_a_resource_opened_under_a_cancel_is_closed(tmp_path: Path) -> None:
         def close(self, value: Any) -> None:
             closed.append(value)
 
-    from flows import flow, in_loop
+    from flows import flow, heard, in_loop
 
     async def main() -> None:
         task = asyncio.ensure_future(
             flow(tmp_path, {"a": {"uses": "numbers"}}, {"slow": Slow}, resources={"slow": {"uses": "slow"}})
         )
-        while not opening.is_set():
-            await asyncio.sleep(0.001)
+        await heard(opening)
         task.cancel()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a turn of the loop: the cancel strikes while the resource is being opened
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flows import collector, go
+from flows import LIMIT, collector, go, until_it_ends
 
 from pipeflow import Gather, StallError, stage
 
@@ -56,9 +57,8 @@ def test_no_progress_names_the_stage_and_its_stack(tmp_path: Path) -> None:
     release = threading.Event()
 
     @stage
-    def hangs(item: int, ctx) -> int:
-        while not ctx.stopping:
-            release.wait(0.01)
+    def hangs(item: int) -> int:
+        assert release.wait(LIMIT)
         return item
 
     stages = {
@@ -66,21 +66,39 @@ def test_no_progress_names_the_stage_and_its_stack(tmp_path: Path) -> None:
         "b": {"uses": "hangs", "from": "a"},
         "c": {"uses": "sink", "from": "b"},
     }
-    outcome = go(tmp_path, stages, {"hangs": hangs, "sink": collector([])}, run={"stall": "300ms"})
+    uses = {"hangs": hangs, "sink": collector([])}
+    outcome = go(tmp_path, stages, uses, until_it_ends(release), run={"stall": "300ms"})
     assert isinstance(outcome.error, StallError)
     text = str(outcome.error)
     assert "no progress for 0.3 s" in text
     assert "b: waits for its own code, on item 0" in text
-    assert "release.wait(0.01)" in text
+    assert "assert release.wait(LIMIT)" in text
 
 
-def test_a_pipeline_that_waits_for_its_caller_is_no_stall(tmp_path: Path) -> None:
+def test_a_pipeline_that_waits_for_its_caller_is_no_stall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller submits only when the guard has looked for five times as long as it is patient."""
     import asyncio
 
+    import anyio
+
+    import pipeflow.engine
+
+    slept: list[float] = []
+    looked = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        if sum(slept) > 0.5:  # and its look after the last of these has gone by
+            looked.set()
+        await anyio.sleep(seconds)
+        slept.append(seconds)
+
+    monkeypatch.setattr(pipeflow.engine, "anyio", SimpleNamespace(sleep=sleep))
     stages = {"in": {"uses": "input"}, "out": {"uses": "output", "from": "in"}}
 
     async def act(pipeline: Any) -> Any:
-        await asyncio.sleep(0.5)
+        await looked.wait()
         return await pipeline.submit(5)
 
     outcome = go(tmp_path, stages, {}, act, run={"stall": "100ms"})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows import collector, fine, flow, go, in_loop
+from flows import LIMIT, collector, fine, flow, go, heard, in_loop, turns_until
 
 from pipeflow import Cancelled, Pipeline, StageError, Stuck, stage
 from pipeflow.stage import Stage
@@ -48,8 +48,7 @@ def endless(closed: list[str], *, is_async: bool = False) -> Any:
 async def after(pipeline: Pipeline, seen: list[Any], count: int, then: Any) -> Any:
     """Let the run go until the sink has seen so many, then do it; what `run` returns."""
     running = asyncio.ensure_future(pipeline.run())
-    while len(seen) < count:
-        await asyncio.sleep(0)
+    await turns_until(pipeline, lambda: len(seen) >= count)
     then()
     return await running
 
@@ -80,8 +79,7 @@ def test_leaving_the_context_drains(tmp_path: Path) -> None:
 
     async def act(pipeline: Pipeline) -> Any:
         task = asyncio.ensure_future(pipeline.run())
-        while len(seen) < 3:
-            await asyncio.sleep(0)
+        await turns_until(pipeline, lambda: len(seen) >= 3)
         task.cancel()
 
     outcome = fine(go(tmp_path, CHAIN, {"endless": endless([]), "sink": collector(seen)}, act))
@@ -149,24 +147,34 @@ def test_a_generator_that_fails_as_it_is_closed_ends_a_drain_and_is_noted_in_a_c
     assert "while closing" in "".join(outcome.error.__notes__)
 
 
-def test_queued_jobs_are_not_begun_after_a_cancel(tmp_path: Path) -> None:
+def test_queued_jobs_are_not_begun_after_a_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three jobs are in the lane's queue, one has begun: that one is awaited, the others never run."""
+    from pipeflow.launch import ThreadLauncher
+
+    drop_queued = ThreadLauncher.drop_queued
     begun: list[int] = []
     entered, release = threading.Event(), threading.Event()
 
     @stage
-    def work(item: int, ctx) -> int:
+    def work(item: int) -> int:
         begun.append(item)
         entered.set()
-        while not ctx.stopping:
-            release.wait(0.005)
+        assert release.wait(LIMIT)
         return item
+
+    def dropped(launcher: ThreadLauncher) -> None:
+        drop_queued(launcher)
+        if launcher is lanes[0].launcher:
+            release.set()
+
+    lanes: list[Any] = []
+    monkeypatch.setattr(ThreadLauncher, "drop_queued", dropped)
 
     async def act(pipeline: Pipeline) -> Any:
         running = asyncio.ensure_future(pipeline.run())
-        lane = pipeline._assembly.runners["b"].lanes[0]
-        while lane.busy < 3 or not entered.is_set():
-            await asyncio.sleep(0.001)
+        lanes.extend(pipeline._assembly.runners["b"].lanes)
+        await turns_until(pipeline, lambda: lanes[0].busy == 3)
+        await heard(entered)
         pipeline.cancel()
         return await running
 
@@ -179,10 +187,12 @@ def test_queued_jobs_are_not_begun_after_a_cancel(tmp_path: Path) -> None:
 def test_an_async_job_in_hand_is_awaited_then_cancelled(tmp_path: Path) -> None:
     """Within the grace period it may end by itself; then it is cancelled, before anything is closed."""
     order: list[str] = []
+    begun = asyncio.Event()
 
     class Waits(Stage):
         async def run(self, item: int) -> int:
             order.append("begun")
+            begun.set()
             try:
                 await asyncio.Event().wait()
             finally:
@@ -194,8 +204,7 @@ def test_an_async_job_in_hand_is_awaited_then_cancelled(tmp_path: Path) -> None:
 
     async def act(pipeline: Pipeline) -> Any:
         running = asyncio.ensure_future(pipeline.run())
-        while not order:
-            await asyncio.sleep(0)
+        await begun.wait()
         pipeline.cancel()
         return await running
 
@@ -205,23 +214,36 @@ def test_an_async_job_in_hand_is_awaited_then_cancelled(tmp_path: Path) -> None:
     assert order == ["begun", "cancelled", "closed"]
 
 
-def test_an_async_job_that_ends_in_the_grace_period_is_not_cancelled(tmp_path: Path) -> None:
+def test_an_async_job_that_ends_in_the_grace_period_is_not_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pipeflow.launch
+
     order: list[str] = []
-    go_on = asyncio.Event()
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    end_tasks = pipeflow.launch.end_tasks
+
+    async def ending(tasks: Any, grace: float) -> Any:
+        awaited = asyncio.ensure_future(end_tasks(tasks, grace))
+        for _ in range(20):  # turns of the loop, in which a cancel that did not wait would strike
+            await asyncio.sleep(0)
+        go_on.set()
+        return await awaited
+
+    monkeypatch.setattr(pipeflow.launch, "end_tasks", ending)
 
     class Waits(Stage):
         async def run(self, item: int) -> int:
             order.append("begun")
+            begun.set()
             await go_on.wait()
             order.append("ended")
             return item
 
     async def act(pipeline: Pipeline) -> Any:
         running = asyncio.ensure_future(pipeline.run())
-        while not order:
-            await asyncio.sleep(0)
+        await begun.wait()
         pipeline.cancel()
-        asyncio.get_running_loop().call_later(0.02, go_on.set)
         return await running
 
     stages = {"a": {"uses": "numbers"}, "b": {"uses": "waits", "from": "a"}}
@@ -248,8 +270,7 @@ def test_a_thread_that_does_not_come_back_is_named_with_its_stack(tmp_path: Path
 
     async def act(pipeline: Pipeline) -> Any:
         running = asyncio.ensure_future(pipeline.run())
-        while not entered.is_set():
-            await asyncio.sleep(0.001)
+        await heard(entered)
         pipeline.cancel()
         return await running
 
@@ -260,8 +281,7 @@ def test_a_thread_that_does_not_come_back_is_named_with_its_stack(tmp_path: Path
         task = asyncio.ensure_future(flow(tmp_path, stages, {"hangs": Hangs}, act, **options))
         try:
             if where == "setup":
-                while not entered.is_set():
-                    await asyncio.sleep(0.001)
+                await heard(entered)
                 task.cancel()
             return (await task).error
         except BaseException as error:

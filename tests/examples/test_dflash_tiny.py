@@ -1,26 +1,15 @@
-"""The tiny example as a user runs it: the real command, the file as it ships, nothing fetched."""
+"""The tiny example: it learns, it cannot without features, and no stage reads before its fence."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from running import TINY, run_tiny
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def run(folder: Path, *overrides: str) -> dict:
-    """The summary of `pipeflow run`, as the last line of its stdout."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeflow", "run", str(EXAMPLES / "dflash_tiny.yaml"), *overrides, "--json",
-         "--run-dir", str(folder)],
-        capture_output=True, text=True, check=False, timeout=280,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.timeout(300)
@@ -28,7 +17,7 @@ def test_the_drafter_learns_from_the_targets_features(tmp_path: Path) -> None:
     from pipeflow_stages.dflash.export import load_drafter
     from pipeflow_stages.weights.filesystem import read, versions
 
-    summary = run(tmp_path / "run")
+    summary = run_tiny(tmp_path / "run")
     assert summary["status"] == "done"
     assert summary["fit_accuracy"] >= 0.98
     assert summary["tau_start"] < 1.2
@@ -62,7 +51,7 @@ def test_the_drafter_learns_from_the_targets_features(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_without_features_it_cannot(tmp_path: Path) -> None:
-    summary = run(tmp_path / "run", "features=zero")
+    summary = run_tiny(tmp_path / "run", "features=zero")
     assert summary["fit_accuracy"] >= 0.98
     assert summary["tau_end"] < 2.0
 
@@ -70,8 +59,8 @@ def test_without_features_it_cannot(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_the_stages_read_nothing_before_its_fence_and_keep_nothing_after(tmp_path: Path) -> None:
     """On `cpu-late` outputs are NaN before their fence is reached and after they retired."""
-    plain = run(tmp_path / "plain", "steps=30", "device=cpu")
-    late = run(tmp_path / "late", "steps=30", "device=cpu-late")
+    plain = run_tiny(tmp_path / "plain", "steps=30", "device=cpu")
+    late = run_tiny(tmp_path / "late", "steps=30", "device=cpu-late")
     assert late["device"] == ["cpu-late"]
     assert late["tau_end"] == plain["tau_end"]
     first = (tmp_path / "plain" / "drafter" / "model.safetensors").read_bytes()
@@ -88,7 +77,7 @@ def test_the_stages_read_nothing_before_its_fence_and_keep_nothing_after(tmp_pat
 def test_the_text_is_as_large_as_it_should_be() -> None:
     from pipeflow.check import check
 
-    graph = check(EXAMPLES / "dflash_tiny.yaml").graph
+    graph = check(TINY).graph
     assert graph is not None
     book = graph.resources["book"].config
     assert book.phrases >= 32

@@ -9,7 +9,9 @@ import torch
 
 pytestmark = pytest.mark.gpu
 
-CYCLES = 1_000_000_000  # about half a second of spinning on a current GPU
+CYCLES = 1_000_000_000
+"""About half a second of spinning on a current GPU: the slow work under test. A host cannot hold a kernel of
+torch's back, so a test that says "not passed yet" takes it that the host gets there within that time."""
 
 
 @pytest.fixture

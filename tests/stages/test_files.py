@@ -5,16 +5,25 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pipeflow.errors import PipeflowError
-from pipeflow_stages.files import MARKER, AtomicFile, is_complete, publish_folder, write_atomically
+from pipeflow_stages import files
+from pipeflow_stages.files import (
+    MARKER,
+    AtomicFile,
+    folder_aside,
+    is_complete,
+    publish_folder,
+    swap_folders,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def names(folder: Path) -> list[str]:
@@ -223,3 +232,34 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_return(
     assert all(("fsync", inode) in steps[:published] for inode in inodes.values())
     assert all(("fsync", inodes[name]) in steps[:marked] for name in ("config", "weights"))
     assert steps[published + 1 :] == [("fsync", home)]
+
+
+def test_a_folder_takes_the_place_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "old").write_text("1")
+    rename = os.rename
+    targets: list[object] = []
+
+    def renamed(source: Path, target: Path) -> None:
+        targets.append(target)
+        if len(targets) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", renamed)
+        with pytest.raises(OSError, match="No space left"), folder_aside(folder) as new:
+            swap_folders(new, folder)
+    assert (names(tmp_path), names(folder)) == (["m"], ["old"])
+    assert targets[-1] == folder
+    with folder_aside(folder) as new:
+        (new / "new").write_text("2")
+        assert names(folder) == ["old"]
+        swap_folders(new, folder)
+    assert (names(tmp_path), names(folder)) == (["m"], ["new"])
+
+
+def test_one_module_sees_to_it_that_nothing_is_half_written() -> None:
+    home = Path(files.__file__).parent
+    assert [p.name for p in sorted(home.rglob("*.py")) if "fsync(" in p.read_text()] == ["files.py"]

@@ -82,6 +82,7 @@ def test_a_full_disk_leaves_the_versions_before(
 def test_a_reader_never_sees_half(tmp_path: Path) -> None:
     """Readers beside a writer that keeps two versions: what they find complete is of one piece."""
     stop, faults, seen = threading.Event(), [], set()
+    found_one = threading.Event()
 
     def look() -> None:
         while not stop.is_set():
@@ -94,6 +95,7 @@ def test_a_reader_never_sees_half(tmp_path: Path) -> None:
                 continue  # it was taken away as a whole meanwhile
             found = {float(t.unique()) for t in tensors.values()}
             seen.add(about["step"])
+            found_one.set()
             if found != {float(about["step"])}:
                 faults.append((version, found, about))
 
@@ -104,11 +106,11 @@ def test_a_reader_never_sees_half(tmp_path: Path) -> None:
         publish(tmp_path, n, weights(n), {"step": n})
         for old in versions(tmp_path)[:-2]:
             remove(old)
-    while not seen:
-        assert all(thread.is_alive() for thread in threads)
+    assert found_one.wait(60)
     stop.set()
     for thread in threads:
         thread.join()
+    assert seen
     assert faults == []
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["v00000038", "v00000039"]
 

@@ -7,17 +7,14 @@ sees an old drafter or a new one, whole, never half of one.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import uuid
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeflow_stages.dflash.model import Drafter, DrafterConfig
+from pipeflow_stages.files import folder_aside, swap_folders, sync_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import os
 
     import torch
     from torch import Tensor
@@ -102,14 +99,14 @@ def save_drafter(
     document = config_json(config, target_config, str(kind).removeprefix("torch."))
     text = json.dumps(document, indent=2) + "\n"
     folder = Path(folder)
-    with _aside(folder) as new:
+    with folder_aside(folder) as new:
         (new / CONFIG).write_text(text, encoding="utf-8")
         _write_weights(tensors, new / WEIGHTS)
         for path in (new / CONFIG, new / WEIGHTS, new):
-            _flush(path)
+            sync_path(path)
         _replace(folder, new, text)
-    _flush(folder)
-    _flush(folder.absolute().parent)
+    sync_path(folder)
+    sync_path(folder.absolute().parent)
     return folder
 
 
@@ -217,19 +214,6 @@ def _check_names(tensors: dict[str, Tensor], config: DrafterConfig, where: str) 
     return drafter
 
 
-@contextmanager
-def _aside(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`, on the same disk; removed if it is still there at the end."""
-    parent = folder.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    new = parent / f".{folder.name}.{uuid.uuid4().hex[:12]}.new"
-    new.mkdir()
-    try:
-        yield new
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
 def _replace(folder: Path, new: Path, text: str) -> None:
     if not folder.exists():
         new.rename(folder)
@@ -244,22 +228,4 @@ def _replace(folder: Path, new: Path, text: str) -> None:
             f"{folder} holds {others[0]} besides a drafter of another config; replacing it would lose that: "
             "choose another folder, or move it away"
         )
-    old = new.with_suffix(".old")
-    folder.rename(old)
-    try:
-        new.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    """Force a file, or a folder's list of names, to the disk."""
-    if path.is_dir() and os.name != "posix":
-        return  # other systems cannot open a folder, and order its names by themselves
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    swap_folders(new, folder)

@@ -1,13 +1,15 @@
-"""Stages and resources that stop at a known place until a file says go on. Stands beside the pipeline file.
+"""Stages and resources that stop at a known place until the test says go on. Stands beside the pipeline file.
 
-`PIPEFLOW_TEST_POINTS` is the folder of those files: `NAME.reached` is made by the place, `NAME.go` by the
-test. Nothing here guesses how long something takes.
+`PIPEFLOW_TEST_POINTS` is the descriptor of a pipe to the test: the place writes its name when it is reached,
+the test answers with the same name. Nothing here guesses how long something takes.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,16 +20,39 @@ from pipeflow_stages.dflash.train import Train
 from pipeflow_stages.rows import Rows
 from pipeflow_stages.types import Packed, TokenBatch, TokenRow
 
+LIMIT = 60.0
+"""Seconds after which the test is taken to be gone."""
 
-def stand(name: str) -> None:
-    """Say that the place is reached, and wait for leave to go on."""
-    folder = Path(os.environ["PIPEFLOW_TEST_POINTS"])
-    (folder / f"{name}.reached").touch()
-    limit = time.monotonic() + 60
-    while not (folder / f"{name}.go").exists():
-        if time.monotonic() > limit:
-            raise TimeoutError(f"nobody let {name} go on")
-        time.sleep(0.005)
+_one_at_a_time = threading.Lock()
+_left: set[str] = set()
+"""Places that may be passed again without leave."""
+
+
+def reached(name: str) -> Connection:
+    """Say so; the leave to go on comes by what is returned."""
+    pipe = Connection(os.dup(int(os.environ["PIPEFLOW_TEST_POINTS"])))
+    pipe.send_bytes(name.encode())
+    return pipe
+
+
+def stand(name: str, *, busy: bool = False) -> None:
+    """Say that the place is reached, and wait for leave to go on.
+
+    `busy`: run Python code all the while, for a test of what that holds up.
+    """
+    with _one_at_a_time:
+        if name in _left:
+            return
+        with reached(name) as pipe:
+            limit = time.monotonic() + LIMIT
+            while busy and not pipe.poll(0) and time.monotonic() < limit:
+                pass  # the thing under test: bytecode after bytecode
+            if not pipe.poll(0 if busy else LIMIT):
+                raise TimeoutError(f"nobody let {name} go on")
+            said = pipe.recv_bytes().decode()
+        if said != name:
+            raise ValueError(f"{name} was reached, but {said} may go on")
+        _left.add(name)
 
 
 class Gate(pipeflow.Resource):
@@ -71,12 +96,10 @@ class Busy(pipeflow.Stage[Packed, Packed]):
     def run(self, item: Packed, ctx: pipeflow.Context) -> Packed:
         if ctx.sequence == self.config.at:
             if self.config.how == "python":
-                stand("busy")
+                stand("busy", busy=True)
             else:
-                folder = Path(os.environ["PIPEFLOW_TEST_POINTS"])
-                os.mkfifo(folder / "never")
-                (folder / "busy.reached").touch()
-                with open(folder / "never") as pipe:  # nobody opens the other end
+                os.mkfifo("never")
+                with reached("busy"), open("never") as pipe:  # nobody opens the other end
                     pipe.read()
         return item
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+from contextlib import suppress
 
 import pytest
 import torch
@@ -108,14 +110,18 @@ def test_an_interrupted_save_leaves_the_old_drafter_whole(
         elif step == "weights":
             patch.setattr(export, "_write_weights", full_disk)
         elif step == "flush":
-            patch.setattr(export.os, "fsync", full_disk)
+            patch.setattr(os, "fsync", full_disk)
         else:
-            patch.setattr(export.Path, "replace", full_disk)
-            real = export.Path.rename
-            # The second rename fails; the way back is open.
-            patch.setattr(
-                export.Path, "rename", lambda p, to: full_disk() if p.suffix == ".new" else real(p, to)
-            )
+            patch.setattr(os, "replace", full_disk)
+            real = os.rename
+            targets = []
+
+            def rename(source, to):
+                """The second rename fails; the way back is open."""
+                targets.append(to)
+                return full_disk() if len(targets) == 2 else real(source, to)
+
+            patch.setattr(os, "rename", rename)
         with pytest.raises(OSError, match="No space left"):
             save_drafter(new, new_config, folder, target.config)
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
@@ -124,6 +130,25 @@ def test_an_interrupted_save_leaves_the_old_drafter_whole(
     save_drafter(new, new_config, folder, target.config)
     assert torch.equal(load_drafter(folder)[0].fc.weight, new.fc.weight)
     assert [p.name for p in tmp_path.iterdir()] == ["d"]
+
+
+def test_wherever_the_disk_fills_a_whole_drafter_stands(
+    tmp_path, tiny, drafter, config, target, every_full_disk
+):
+    folder = save_drafter(drafter, config, tmp_path / "d", target.config)
+    before = load_drafter(folder)[0].fc.weight
+    new = tiny.drafter(config, seed=9)
+
+    def attempt(after):
+        with suppress(OSError):
+            save_drafter(new, config, folder, target.config)
+        assert [p.name for p in tmp_path.iterdir()] == ["d"]
+        weight = load_drafter(folder)[0].fc.weight
+        assert torch.equal(weight, before) or torch.equal(weight, new.fc.weight)
+
+    # Three files to flush, one to rename, two folders to flush; safetensors writes out of our sight.
+    assert every_full_disk(attempt) == 6
+    assert torch.equal(load_drafter(folder)[0].fc.weight, new.fc.weight)
 
 
 def test_a_real_write_that_fails_is_an_os_error_and_leaves_nothing(tmp_path, drafter, config):
