@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipeflow.barrier import BarrierRunner, GuardedRunner, gates_of_this_loop
+from pipeflow.checkpoint.cut_edge import CutEdge
 from pipeflow.context import seed_of
 from pipeflow.device.cpu_late import CpuLate
 from pipeflow.edge import Edge
@@ -58,6 +59,7 @@ class Assembly:
         self.shared: dict[str, Shared] = {}
         self.runners: dict[str, Runner] = {}
         self.lanes: list[Lane] = []
+        self._edge_class = CutEdge if engine.saver is not None else Edge
         self.answering: str | None = None
 
     # Devices ---------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ class Assembly:
             self._section(node, gates)
         for lane in self.lanes:
             if lane.gate is not None:
-                lane.gate.nodes.add(self.runners[lane.name])
+                lane.gate.nodes[self.runners[lane.name]] = None
 
     def _find_answer(self) -> None:
         nodes = self.graph.nodes.values()
@@ -143,7 +145,7 @@ class Assembly:
         cls: type[Runner] = Runner
         if node.kind is Kind.BARRIER:
             cls = BarrierRunner
-        elif node.guarded:
+        elif self._behind_barrier(node):
             cls = GuardedRunner
         elif node.cls.is_input:
             cls = InputRunner
@@ -152,7 +154,7 @@ class Assembly:
         runner = cls(
             self.engine,
             node.name,
-            kind=Kind.MAP if node.guarded else node.kind,
+            kind=Kind.MAP if cls is GuardedRunner else node.kind,
             # One lane writes; handing over late would only hide the version that an item carries.
             ordered=spec.ordered or bool(node.writes),
             on_host=not node.devices,
@@ -172,14 +174,18 @@ class Assembly:
             runner.feeds_answer = node is answer or self.graph.behind(answer, node)
         return runner
 
+    def _behind_barrier(self, node: Node) -> bool:
+        """Whether a barrier runs it: any guarded stage, unless the rule that says so is switched off."""
+        return node.guarded and bool(self.graph.barriers_of(node))
+
     def _edges(self, node: Node, runner: Runner) -> None:
-        if node.guarded:
+        if isinstance(runner, GuardedRunner):
             return  # its barrier runs it
         edges: list[Edge] = []
         for link in node.inputs:
             producer = self._place(self.runners[link.source], node)
             queue = node.spec.queue or self.engine.spec.queue
-            edge = Edge(
+            edge = self._edge_class(
                 producer,
                 runner,
                 items=queue.items,
@@ -251,7 +257,7 @@ class Assembly:
         stage.stream = lane.stream
         runner.add_lane(lane)
         queue = self.engine.spec.queue
-        edge = Edge(producer, runner, items=queue.items, nbytes=queue.bytes)
+        edge = self._edge_class(producer, runner, items=queue.items, nbytes=queue.bytes)
         producer.outs.append(edge)
         runner.take_from(Single([edge]))
         runner.feeds_answer = producer.feeds_answer
@@ -308,6 +314,7 @@ class Assembly:
         lane.is_source = runner.kind is Kind.SOURCE
         lane.answers = runner.answers
         lane.debug_sync = self.engine.debug_sync
+        lane.resumed = self.engine.saver is not None and self.engine.saver.resumed is not None
         self._launchers(lane, runner, launcher)
         self.lanes.append(lane)
         return lane
@@ -323,7 +330,8 @@ class Assembly:
             engine.launchers.append(task)
             if runner.on_host and not marks:
                 lane.watcher = lane.hook_launcher = task
-                if lane.has_setup or lane.has_finish:
+                hooks = lane.has_setup or lane.has_finish or self.graph.on_snapshot(lane.name)
+                if hooks or engine.saver is not None:
                     lane.hook_launcher = self._launcher(name, marks=False)
                 return
             lane.watcher = lane.hook_launcher = self._launcher(name, marks=marks)
@@ -343,7 +351,7 @@ class Assembly:
         """After the last launch came back, or was given up: other pipelines of the loop go on."""
         for lane in self.lanes:
             if lane.gate is not None:
-                lane.gate.nodes.discard(self.runners[lane.name])
+                lane.gate.nodes.pop(self.runners[lane.name], None)
                 lane.gate.forget(lane)
         for runner in self.runners.values():
             if isinstance(runner, BarrierRunner):
@@ -366,6 +374,7 @@ class Assembly:
             assert isinstance(runner, GuardedRunner)
             runner.barrier = barrier
             barrier.section.append(runner)
+        barrier.snapshot = node.spec.snapshot
         barrier.at_start = self.graph.runs_at_start(node)
         scope = {id(gate) for _, gate in barrier.scope}
         barrier.background = [

@@ -26,6 +26,7 @@ from pipeflow.item import Trigger
 from pipeflow.job import Job
 from pipeflow.launching import launch
 from pipeflow.runner import Runner
+from pipeflow.snapshot import copy_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +49,8 @@ class Gate:
         self.open = True
         self._holder: object = None
         """The barrier that closed it last. Another's reopening changes nothing."""
-        self.nodes: set[Runner] = set()
-        """Stages with lanes behind it, woken when it opens."""
+        self.nodes: dict[Runner, None] = {}
+        """Stages with lanes behind it, woken when it opens. In their order: a set's would differ by run."""
         self._in_hand: dict[tuple[Lane, int | None], int] = {}
         """(lane, item) to launches whose fence is not reached."""
         self._quiet: list[asyncio.Future[None]] = []
@@ -174,15 +175,48 @@ class GuardedRunner(Runner):
         while lane.leases and lane.leases.blocker(first=True) is not None:
             # Only a host stage outside the scope can still hold one; it gives it back when it returns.
             await self.engine.next_progress()
+        job = self._job(lane, trigger, charged)
+        launch(self, job)
+        self.wake()
+        await self._retired(job)
+        self.in_section = False
+
+    def _job(self, lane: Lane, trigger: Trigger, charged: Sequence[Edge]) -> Job:
         job = Job(lane, self.next_seq, Taken(self.next_seq, [], trigger), self.engine.now())
         self.next_seq += 1
         job.charged = charged
         self.begin(job, lane)
-        launch(self, job)
-        self.wake()
+        return job
+
+    async def _retired(self, job: Job) -> None:
         while not job.retired:
             await self.engine.next_progress()
-        self.in_section = False
+
+    async def copy(self, trigger: Trigger, charged: Sequence[Edge]) -> Job:
+        """Begin a job: make the snapshot that it works on, if it reads what others write. In the section."""
+        lane = self.lanes[0]
+        while lane.snapshots and lane.leases.blocker(first=True) is not None:
+            await self.engine.next_progress()
+        job = self._job(lane, trigger, charged)
+        if lane.snapshots:
+            waits = lane.leases.take()
+            job.held = lane.leases.taken
+            job.versions = lane.leases.versions()
+            copy_first(self, job, waits, lambda: None)
+            while job.snapshot is None or job.unreached:
+                await self.engine.next_progress()
+        return job
+
+    async def run_copied(self, job: Job) -> None:
+        """Call it with the snapshot, like any stage: through an open gate."""
+        lane = self.lanes[0]
+        while (lane.gate is not None and not lane.gate.open) or (
+            job.snapshot is None and lane.leases and lane.leases.blocker() is not None
+        ):
+            await self.engine.next_progress()
+        launch(self, job)
+        self.wake()
+        await self._retired(job)
 
 
 class BarrierRunner(Runner):
@@ -197,6 +231,8 @@ class BarrierRunner(Runner):
         """Guarded stages behind it, in the order they run."""
         self.background: list[Lane] = []
         """Lanes in scope whose stages start work outside them."""
+        self.snapshot = False
+        """Its section works on copies, once gates are open again."""
         self.at_start = False
         """Its section runs before the first item too."""
         self.phase = "waits for an item"
@@ -223,10 +259,15 @@ class BarrierRunner(Runner):
             if any(edge.since_selected for edge in self.inputs.edges) and not self._since_end:
                 self._since_end = True
                 self._fire(Taken(self.next_seq, [], None), "end")
-            else:
+            elif self.station is None or not self.station.holds_close():
                 self.close()
                 for node in self.section:
                     node.wake()
+
+    @property
+    def rests(self) -> bool:
+        """No section is under way, and none is due."""
+        return not self._busy and not self._gaps
 
     async def start(self) -> None:
         """Run the section before anything is admitted (axiom 5.4). After a drain there is none."""
@@ -239,6 +280,7 @@ class BarrierRunner(Runner):
     def _fire(self, taken: Taken, reason: str) -> None:
         seq = taken.seq if taken.seq is not None else self.next_seq
         self._busy = True
+        self.taken = taken
         self.next_seq = seq + 1
         self.engine.in_hand += 1
         self.counters.started += 1
@@ -262,10 +304,9 @@ class BarrierRunner(Runner):
             quiet_s=quiet - begun,
             section_s=self.engine.now() - quiet,
         )
-        if reason == "every":
-            for edge in self.inputs.edges if self.inputs is not None else ():
-                if edge.pinned:
-                    edge.producer.unpin()
+        if not self.snapshot:
+            self._unpin(reason)
+        self.taken = None
         for edge, item in taken.parts:
             item.fence.when_reached(partial(handover.retire_input, self, edge, item))
         self.counters.done += 1
@@ -273,6 +314,13 @@ class BarrierRunner(Runner):
         self.phase = "waits for an item"
         self.engine.progress += 1
         self.wake()
+
+    def _unpin(self, reason: str) -> None:
+        """The version of the item that it fired for was read."""
+        if reason == "every":
+            for edge in self.inputs.edges if self.inputs is not None else ():
+                if edge.pinned:
+                    edge.producer.unpin()
 
     async def _in_time(self, taken: Taken, seq: int, reason: str) -> float:
         limit = self.timeout if self.timeout is not None else DEFAULT_TIMEOUT
@@ -283,13 +331,20 @@ class BarrierRunner(Runner):
             patience.deadline = math.inf  # that one has a timeout of its own
             async with gates_of_this_loop().one_at_a_time:
                 patience.deadline = anyio.current_time() + limit
-                return await self._section(taken, seq, reason, charges)
+                quiet, copied = await self._section(taken, seq, reason, charges)
+            for node, job in copied:
+                if self.engine.failed:
+                    break
+                self.phase = f"runs {node.name} on its copy"
+                await node.run_copied(job)
+            return quiet
         raise self._late(seq, limit)
 
     async def _section(
         self, taken: Taken, seq: int, reason: str, charges: dict[str, Sequence[Edge]]
-    ) -> float:
-        """All phases; the time at which everything was quiet. Gates open only if the run goes on."""
+    ) -> tuple[float, list[tuple[GuardedRunner, Job]]]:
+        """All phases; the time at which everything was quiet, and what is still to be called on a copy. Gates
+        open only if the run goes on."""
         await self._hold()
         for _, gate in self.scope:
             gate.close(self)
@@ -311,16 +366,23 @@ class BarrierRunner(Runner):
             for instance in node.lanes[0].leases.reads.values()
         }
         trigger = Trigger(seq, versions, reason)
+        copied: list[tuple[GuardedRunner, Job]] = []
         for node in self.section:
+            if self.engine.failed:
+                break
+            if self.snapshot:
+                self.phase = f"copies what {node.name} reads"
+                copied.append((node, await node.copy(trigger, charges[node.name])))
+                continue
             self.phase = f"runs {node.name}"
             freed = await self._release(permits) if node.lanes[0].stage.releases else ()
             await node.run_guarded(trigger._replace(freed=freed), charges[node.name])
-            if self.engine.failed:
-                return quiet
-        if self.engine.admitting:
+        if self.engine.admitting:  # after a fault in the section gates stay closed (axiom 5.5)
             for _, gate in self.scope:
                 gate.reopen(self)
-        return quiet
+            if self.snapshot:
+                self._unpin(reason)
+        return quiet, copied
 
     async def _hold(self) -> None:
         """Until nobody reads what the section writes; with gates open, as a reader may need many launches."""

@@ -10,7 +10,7 @@ from pipeflow.errors import PipeflowError, StageError
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     import torch
 
@@ -74,8 +74,9 @@ class ResourceContext:
 class Context:
     """Handed to `setup`, `run` and `finish`: one a job."""
 
-    __slots__ = ("_enqueue", "_reads", "_stop", "_versions", "_writes", "device", "lane", "logged",
-                 "reported", "run_dir", "sequence", "stage", "stage_seed")  # fmt: skip
+    __slots__ = ("_copies", "_enqueue", "_moving", "_reads", "_stop", "_versions", "_writes", "device",
+                 "lane", "logged", "reported", "resumed", "run_dir", "sequence", "stage",
+                 "stage_seed")  # fmt: skip
 
     def __init__(
         self,
@@ -90,7 +91,10 @@ class Context:
         reads: Mapping[str, Any],
         writes: Mapping[str, Any],
         versions: Mapping[str, Version],
+        copies: Mapping[str, Mapping[str, Any]] | None = None,
+        moving: Collection[str] = (),
         enqueue: Callable[[Callable[[], Any]], Any] | None = None,
+        resumed: bool = False,
     ) -> None:
         self.stage = stage
         self.lane = lane
@@ -101,16 +105,22 @@ class Context:
         """The item's number in its domain; None in `setup` and `finish`."""
         self.stage_seed = seed
         """hash(run seed, stage): the same for every item and lane."""
+        self.resumed = resumed
+        """The run goes on from a checkpoint: what is measured or reported at a start was so already."""
         self._stop = stop
         self._reads = reads
         self._writes = writes
         self._versions = versions
+        self._copies = copies or {}
+        self._moving = moving
         self.logged: list[dict[str, Any]] = []
         self.reported: dict[str, Any] = {}
         self._enqueue = enqueue
 
     def read(self, role: str) -> Any:
         """The resource in this role, leased while the job runs. StageError if the file names none."""
+        if role in self._moving:
+            raise self._moves(role)
         if role in self._reads:
             return self._reads[role]
         if role in self._writes:
@@ -123,7 +133,17 @@ class Context:
         )
 
     def write(self, role: str) -> Any:
-        """The resource in this role, leased to this job alone. StageError if the file names none."""
+        """The resource in this role, leased to this job alone. StageError if the file names none, or if it is
+        open on several devices: then `copies` gives all of them."""
+        if role in self._moving:
+            raise self._moves(role)
+        if len(self._copies.get(role, ())) > 1:
+            raise StageError(
+                f"writes the resource role {role!r}, which is open on {', '.join(self._copies[role])}: to "
+                "write one alone would give one version two contents. Write all of `ctx.copies(role)`",
+                stage=self.stage,
+                sequence=self.sequence,
+            )
         if role in self._writes:
             return self._writes[role]
         raise StageError(
@@ -132,6 +152,20 @@ class Context:
             stage=self.stage,
             sequence=self.sequence,
         )
+
+    def copies(self, role: str) -> Mapping[str, Any]:
+        """Device to value of the resource in this role, which this job writes: one for each device that it is
+        open on, all leased to this job alone. StageError if the file names none."""
+        if role not in self._copies or role in self._moving:
+            self.write(role)  # says why not
+        return self._copies[role]
+
+    def _moves(self, role: str) -> StageError:
+        said = (
+            f"uses the resource role {role!r} in setup, but it has a spare copy, and which one is live "
+            "changes with each version. Read it in `run`"
+        )
+        return StageError(said, stage=self.stage)
 
     def version(self, role: str) -> Version:
         """The version of a resource this job reads (or writes: before the write)."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from pipeflow.checkpoint.saver import Saver
     from pipeflow.context import Context
     from pipeflow.fence import Fence
     from pipeflow.item import Item
@@ -103,8 +104,10 @@ class Engine:
         self.metric_sinks: list[Callable[[dict[str, Any]], None]] = []
         self.reported: dict[str, Any] = {}
         self.storages = LiveStorages()
-        self.tickets: set[Ticket] = set()
+        self.tickets: dict[Ticket, None] = {}
         """Submits without a result yet."""
+        self.saver: Saver | None = None
+        """Makes the checkpoints, where the file asks for some."""
 
     # Turning ---------------------------------------------------------------------------------------
 
@@ -124,6 +127,8 @@ class Engine:
             node = ready.popleft()
             try:
                 node.pump()
+                if node.station is not None:
+                    node.station.look()
             except Exception as error:
                 if not isinstance(error, PipeflowError):
                     error.add_note(f"in the engine, at stage {node.name!r}")
@@ -172,7 +177,11 @@ class Engine:
         """One stage has ended; the run ends with the last."""
         self._open_nodes -= 1
         self.progress += 1
-        if self._open_nodes == 0:
+        self.look_for_end()
+
+    def look_for_end(self) -> None:
+        """The run is over once every stage has ended and no checkpoint is on its way to the disk."""
+        if self._open_nodes == 0 and (self.saver is None or self.saver.may_begin()):
             self.ended.set()
 
     def start_soon(
@@ -231,7 +240,7 @@ class Engine:
 
     def refuse_tickets(self, error: BaseException) -> None:
         """Nobody will answer what is still submitted."""
-        tickets, self.tickets = self.tickets, set()
+        tickets, self.tickets = self.tickets, {}
         for ticket in tickets:
             if not ticket.future.done():
                 ticket.future.set_exception(error)
@@ -254,7 +263,7 @@ class Engine:
 
         def tell() -> None:
             for ticket in tickets:
-                self.tickets.discard(ticket)
+                self.tickets.pop(ticket, None)
                 if not ticket.future.done():
                     ticket.future.set_result(value)
 
@@ -264,7 +273,7 @@ class Engine:
     def drop(self, tickets: tuple[Any, ...], stage: str) -> None:
         """A submitted item left the pipeline without a result."""
         for ticket in tickets:
-            self.tickets.discard(ticket)
+            self.tickets.pop(ticket, None)
             if not ticket.future.done():
                 ticket.future.set_exception(Dropped(f"dropped by stage {stage!r}"))
 
@@ -274,7 +283,7 @@ class Engine:
         for ticket in tickets:
             ticket.carriers -= 1
             if ticket.carriers == 0:
-                self.tickets.discard(ticket)
+                self.tickets.pop(ticket, None)
                 if not ticket.future.done():
                     ticket.future.set_exception(Dropped("nothing that was made of it reached the output"))
 
@@ -314,6 +323,8 @@ class Engine:
             if self.strict:
                 self.fail(StageError(f"the loss is {loss} at step {values.get('step')}", stage=stage))
         line = {"t": round(self.now() - self.started, 6), "stage": stage, **values}
+        if self.saver is not None:
+            self.saver.recorded(line)
         try:
             self.folder.metric(line)
         except OSError as error:

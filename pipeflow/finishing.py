@@ -39,6 +39,7 @@ class _Finish:
         self._runner = runner
         self._lane = lane
         self._marks = lane.leases.take() if lane.leases else []
+        self._held = lane.leases.taken
         self._context = lane.context(None)
         self._fence = REACHED
 
@@ -67,7 +68,7 @@ class _Finish:
             return
         self._fence = REACHED if launched.passed else Fence(launched.mark)
         if lane.leases:
-            lane.leases.give_back(self._fence)
+            lane.leases.give_back(self._fence, self._held)
         fault = launched.error
         if fault is not None:
             failure = StageError(f"in finish: {named_error(fault)}", stage=runner.name)

@@ -12,7 +12,7 @@ or says why there is none. Facts of the graph alone; `staleness` keeps the count
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pipeflow.stage import Gather, Kind, scatters
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pipeflow.graph import Graph, Node, ResourceNode
 
 __all__ = ["Follower", "Loop", "Misfit", "batch_of", "followers", "loops", "publishes_every"]
+
+
+_ONE_BUCKET: Any = cast("Any", Gather).bucket
 
 
 class Misfit(NamedTuple):
@@ -94,7 +97,7 @@ def batch_of(loop: Loop) -> int | Misfit:
 def gathers(node: Node) -> int | None:
     """Members of each batch of a gathering stage, where they are fixed."""
     cls: Any = node.cls
-    if not issubclass(cls, Gather) or cls.linger is not None or cls.bucket is not Gather.bucket:
+    if node.kind is not Kind.GATHER or cls.linger is not None or cls.bucket is not _ONE_BUCKET:
         return None
     return cls.gathers(node.config)
 

@@ -231,6 +231,11 @@ class Graph:
         section = self.section(barrier)
         return any(n.cls.at_start if n.spec.at_start is None else n.spec.at_start for n in section)
 
+    def on_snapshot(self, name: str) -> bool:
+        """Whether a stage works on copies of what it reads: by its own key, or its barrier's."""
+        node = self.nodes.get(name)
+        return node is not None and any(n.spec.snapshot for n in (node, *self.barriers_of(node)))
+
     def barriers_of(self, guarded: Node) -> list[Node]:
         """Barriers that reach a guarded stage through guarded stages alone, in order."""
         found: dict[str, Node] = {}

@@ -116,6 +116,7 @@ def retire_job(runner: Runner, job: Job) -> None:
     job.value = None
     job.generator = None
     job.context = None
+    job.snapshot = None
     runner.wake()
 
 

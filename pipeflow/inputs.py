@@ -184,18 +184,18 @@ class Turns:
 
     def __init__(self, edges: list[Edge]) -> None:
         self.edges = edges
-        self._turn = 0
+        self.turn = 0
 
     def _current(self) -> Edge:
         for _ in self.edges:
-            edge = self.edges[self._turn]
+            edge = self.edges[self.turn]
             if not edge.ended:
                 return edge
             self._advance()
-        return self.edges[self._turn]
+        return self.edges[self.turn]
 
     def _advance(self) -> None:
-        self._turn = (self._turn + 1) % len(self.edges)
+        self.turn = (self.turn + 1) % len(self.edges)
 
     def gaps(self) -> Sequence[int]:
         while self._current().gap() is not None:
@@ -381,6 +381,16 @@ class Batches:
         self._due.extend(
             bucket for bucket, since in self._since.items() if since <= before and bucket not in self._due
         )
+
+    @property
+    def due(self) -> bool:
+        """A batch leaves next."""
+        return bool(self._due)
+
+    def gathered(self, edge: Edge) -> list[int]:
+        """The numbers that unfinished batches hold; of a stage that scatters, the gaps among them too."""
+        members = [edge.number(item) for batch in self._open.values() for _, item in batch.members]
+        return sorted([*members, *self._gaps])
 
     def discard(self) -> list[tuple[Edge, Item]]:
         """Give up every unfinished batch; its members."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pipeflow.item import Item, Version
     from pipeflow.lane import Lane
     from pipeflow.lifetime import Stamp
+    from pipeflow.resource import Instance
+    from pipeflow.snapshot import Snapshot
 
     Stamps = Sequence[Stamp | None] | Stamp | None
     """Of one result: one, or of a Scatter one a member."""
@@ -92,8 +94,9 @@ class Output:
 class Job:
     """Changes on the loop only; its lane reads `value`, `number` and `generator` while a launch runs."""
 
-    __slots__ = ("charged", "context", "failures", "gaps", "generator", "lane", "launching", "leased",
+    __slots__ = ("charged", "context", "failures", "gaps", "generator", "held", "lane", "launching", "leased",
                  "number", "outputs", "parts", "pending", "retired", "retry", "retry_due", "returned", "seq",
+                 "snapshot",
                  "started", "tickets", "unpinned", "unreached", "value", "versions")  # fmt: skip
 
     def __init__(self, lane: Lane | None, seq: int | None, taken: Taken | None, started: float) -> None:
@@ -115,6 +118,10 @@ class Job:
         self.launching = False
         self.leased = False
         """It keeps its leases until it has returned."""
+        self.held: Sequence[tuple[Instance, bool]] = ()
+        """What it leases."""
+        self.snapshot: Snapshot | None = None
+        """What it reads in place of what it leased, and needs no lease for."""
         self.returned = False
         """No more launches."""
         self.unreached = 0

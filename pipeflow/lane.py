@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeflow.job import Job, Stamps
     from pipeflow.launch import Launcher
     from pipeflow.resource import Leases
+    from pipeflow.snapshot import Snapshot
 
 __all__ = ["Lane"]
 
@@ -67,6 +68,8 @@ class Lane:
         self.watcher: Launcher = None  # type: ignore[assignment]  # awaits marks; the launcher but for async lanes
         self.hook_launcher: Launcher = None  # type: ignore[assignment]  # runs setup and finish, off the loop
         self.leases: Leases = None  # type: ignore[assignment]  # set once resources are open
+        self.snapshots: tuple[str, ...] = ()
+        """Roles that are copied before a job is called (see `snapshot`)."""
         self._run_dir = run_dir
         self._stop = stop
         self._seed = seed
@@ -76,9 +79,12 @@ class Lane:
         self.is_async = inspect.iscoroutinefunction(run) or inspect.isasyncgenfunction(run)
         self.generates = inspect.isgeneratorfunction(run) or inspect.isasyncgenfunction(run)
         self.is_source = False
+        self.resumed = False
+        """Its run goes on from a checkpoint."""
         cls: Any = type(stage)
         self.has_setup = cls.setup is not cast("Any", Stage).setup
         self.has_finish = cls.finish is not cast("Any", Stage).finish
+        self.has_state = cls.state is not cast("Any", Stage).state
         self.answers = False
         """What it makes is the result of a submit."""
         self.debug_sync = False
@@ -88,8 +94,10 @@ class Lane:
         self._deadlines: dict[asyncio.Task[Any] | None, asyncio.Timeout] = {}
         """Of async jobs under way, by the task that runs them."""
 
-    def context(self, sequence: int | None) -> Context:
-        """The context of one job."""
+    def context(
+        self, sequence: int | None, *, in_setup: bool = False, snapshot: Snapshot | None = None
+    ) -> Context:
+        """The context of one job. `snapshot`: what it reads, where that is not the resources themselves."""
         leases = self.leases
         return Context(
             stage=self.name,
@@ -99,13 +107,18 @@ class Lane:
             stop=self._stop,
             seed=self._seed,
             sequence=sequence,
-            reads={role: instance.value for role, instance in leases.reads.items()},
-            writes={role: instance.value for role, instance in leases.writes.items()},
+            reads=leases.values() if snapshot is None else snapshot.values,
+            writes=leases.values(write=True),
+            copies=leases.everywhere() if leases.writes else {},
+            moving=leases.moving() if in_setup else (),
             versions={
                 role: instance.shared.version
                 for role, instance in (*leases.reads.items(), *leases.writes.items())
-            },
+            }
+            if snapshot is None
+            else snapshot.versions,
             enqueue=self.enqueue,
+            resumed=self.resumed,
         )
 
     # One launch ------------------------------------------------------------------------------------

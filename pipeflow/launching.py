@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeflow import handover, outcome
@@ -9,6 +10,7 @@ from pipeflow.error_text import error_text
 from pipeflow.errors import DeviceError, StageError
 from pipeflow.fence import REACHED, Fence
 from pipeflow.job import END
+from pipeflow.snapshot import copy_first
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,20 +26,30 @@ __all__ = ["Launch", "device_fault", "launch"]
 
 
 def launch(runner: Runner, job: Job) -> None:
-    """Submit one call of stage code. Its credits are taken and its leases are free."""
+    """Submit one call of stage code, and before it that of a snapshot, where the stage works on one. Its
+    credits are taken and its leases are free."""
     lane = job.lane
     assert lane is not None
-    waits: Sequence[Mark] = () if runner.on_host else _marks_of_inputs(job)
-    if lane.leases and not job.leased:
-        job.leased = lane.leases.keeps
-        waits = [*waits, *lane.leases.take()]
+    leased: Sequence[Mark] = ()
+    if lane.leases and not job.leased and job.snapshot is None:
+        leased = lane.leases.take()
+        job.held = lane.leases.taken
         job.versions = {**(job.versions or {}), **lane.leases.versions()}
+        if lane.snapshots:
+            copy_first(runner, job, leased, partial(_call, runner, job, lane))
+            return
+        job.leased = lane.leases.keeps
+    _call(runner, job, lane, leased)
+
+
+def _call(runner: Runner, job: Job, lane: Lane, leased: Sequence[Mark] = ()) -> None:
+    waits = [*(() if runner.on_host else _marks_of_inputs(job)), *leased]
     _look_at_inputs(runner, job, lane)
     context = None
     if lane.wants_context:
         context = job.context
         if context is None:
-            context = lane.context(job.number)
+            context = lane.context(job.number, snapshot=job.snapshot)
             if lane.generates:
                 job.context = context
     started = Launch(runner, job, lane, waits, context)
@@ -122,7 +134,7 @@ class Launch:
             return
         fence = REACHED if launched.passed else Fence(launched.mark)
         if lane.leases and not job.leased:
-            lane.leases.give_back(fence)
+            lane.leases.give_back(fence, job.held)
         runner.counters.host_seconds += launched.seconds
         if runner.writes and launched.error is None and launched.value is not END:
             self._written()
@@ -135,22 +147,21 @@ class Launch:
         outcome.took(runner, job, fence, launched)
         if job.leased and job.returned:
             job.leased = False
-            lane.leases.give_back(fence)
+            lane.leases.give_back(fence, job.held)
         handover.retire_job(runner, job)
         runner.wake()
 
     def _written(self) -> None:
         """A writer's step gave its resources their next version (axiom 3.3)."""
         runner, job = self._runner, self._job
-        read = job.versions or {}
         for shared in runner.writes:
             if shared.follows is None:
                 shared.step = job.seq + 1 if job.seq is not None else shared.step + 1
         for track in runner.tracks:
             track.wrote(job)
         for shared in runner.writes:
-            if (followed := shared.follows) is not None:  # it has the version that was read
-                shared.publish(followed.step if followed.writer is runner else read[followed.name].step)
+            if shared.follows is not None:  # which nobody wrote since it was read: it was leased till now
+                shared.publish(shared.follows.step)
         job.versions = {
             **(job.versions or {}),
             **{shared.name: shared.version for shared in runner.writes},

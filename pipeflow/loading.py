@@ -12,15 +12,17 @@ from pipeflow.error_text import named_error
 from pipeflow.errors import PipeflowError, StageError, Stopped, Stuck
 from pipeflow.observe.loads import Loads
 from pipeflow.release import hold_for_ever, release_all
-from pipeflow.resource import Instance, Leases, Shared
+from pipeflow.resource import Instance, Leases, Shared, Spared
+from pipeflow.snapshot import copied_roles
 from pipeflow.staleness import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pipeflow.assemble import Assembly
+    from pipeflow.context import Context
     from pipeflow.engine import Engine
-    from pipeflow.graph import Graph
+    from pipeflow.graph import Graph, ResourceNode
     from pipeflow.job import Launched
     from pipeflow.lane import Lane
 
@@ -68,10 +70,12 @@ class Loader:
         self._assembly.make_runners()
         self._lease()
         wire(self._graph, self._assembly.runners, self._assembly.shared)
+        if engine.saver is not None:
+            engine.saver.attach(self._assembly)
         for name in self._graph.order:
             lanes = self._assembly.runners[name].lanes
-            waiting = [lane for lane in lanes if lane.has_setup]
-            self._set_up += [lane for lane in lanes if not lane.has_setup]
+            waiting = [lane for lane in lanes if lane.has_setup or self._state_of(lane) is not None]
+            self._set_up += [lane for lane in lanes if lane not in waiting]
             if waiting:
                 with self.loads.setup(name, self._graph.nodes[name].spec.uses):
                     async with anyio.create_task_group() as group:
@@ -81,47 +85,62 @@ class Loader:
             runner = self._assembly.runners[name]
             if isinstance(runner, BarrierRunner) and runner.at_start:
                 await runner.start()
+        if engine.saver is not None:
+            engine.saver.loaded()
         engine.begun = True
         engine.wake_all()
 
+    def _state_of(self, lane: Lane) -> Any:
+        """What a resumed run gives the lane's stage; None where nothing was saved."""
+        saver = self._engine.saver
+        return saver.state_of(lane) if saver is not None else None
+
     async def _open_resource(self, name: str) -> None:
-        engine, assembly = self._engine, self._assembly
+        assembly = self._assembly
         node = self._graph.resources[name]
         shared = assembly.shared[name] = Shared(name, assembly.incarnation)
         for device_name in assembly.devices_of_resource(name):
-            device = assembly.devices.get(device_name)
-            resource = node.cls(node.config)
-            context = ResourceContext(
-                name=name,
-                device=device.torch_name if device is not None else "cpu",
-                seed=seed_of(engine.spec.seed, name),
-                run_dir=engine.folder.path,
-                stop=engine.stop,
-                reads={
-                    role: assembly.shared[other].on(device_name).value for role, other in node.reads.items()
-                },
-            )
+            instance = await self._open_on(device_name, node, shared)
+            if node.spec.spare:
+                shared.instances[device_name] = Spared(
+                    instance, await self._open_on(device_name, node, shared)
+                )
+            else:
+                shared.instances[device_name] = instance
 
-            def call(resource: Any = resource, context: ResourceContext = context) -> Any:
-                value = resource.open(context)
-                self._opened.append(
-                    (name, resource, value)
-                )  # here: a cancel does not wait, but closes it later
-                return value
+    async def _open_on(self, device_name: str, node: ResourceNode, shared: Shared) -> Instance:
+        engine, assembly, name = self._engine, self._assembly, node.name
+        device = assembly.devices.get(device_name)
+        resource = node.cls(node.config)
+        context = ResourceContext(
+            name=name,
+            device=device.torch_name if device is not None else "cpu",
+            seed=seed_of(engine.spec.seed, name),
+            run_dir=engine.folder.path,
+            stop=engine.stop,
+            reads={role: assembly.shared[other].on(device_name).value for role, other in node.reads.items()},
+        )
 
-            try:
-                with self.loads.resource(name, node.spec.uses, device_name):
-                    value = await engine.off_loop(call, f"opens {name}")
-            except Stopped:
-                raise
-            except PipeflowError as error:
-                raise PipeflowError(f"resource {name!r}: {error}") from error
-            except Exception as error:
-                raise PipeflowError(f"resource {name!r} on {device_name}: {named_error(error)}") from error
-            for line in context.logged:
-                engine.record(name, **line)
-            engine.reported.update(context.reported)
-            shared.instances[device_name] = Instance(shared, device_name, value)
+        def call(resource: Any = resource, context: ResourceContext = context) -> Any:
+            value = resource.open(context)
+            self._opened.append((name, resource, value))  # here: a cancel does not wait, but closes it later
+            if engine.saver is not None:
+                engine.saver.opened(name, resource, value)
+            return value
+
+        try:
+            with self.loads.resource(name, node.spec.uses, device_name):
+                value = await engine.off_loop(call, f"opens {name}")
+        except Stopped:
+            raise
+        except PipeflowError as error:
+            raise PipeflowError(f"resource {name!r}: {error}") from error
+        except Exception as error:
+            raise PipeflowError(f"resource {name!r} on {device_name}: {named_error(error)}") from error
+        for line in context.logged:
+            engine.record(name, **line)
+        engine.reported.update(context.reported)
+        return Instance(shared, device_name, value, resource)
 
     def _lease(self) -> None:
         shared = self._assembly.shared
@@ -135,15 +154,26 @@ class Loader:
                 {role: shared[name].on(device) for role, name in (node.writes if node else {}).items()},
                 keeps=runner.flat and not (node and node.writes),
                 awaits=runner.on_host,
+                beside=[
+                    instance
+                    for name in (node.writes.values() if node else ())
+                    for instance in shared[name].instances.values()
+                ],
             )
             for name in set(node.writes.values()) if node else ():
                 shared[name].writer = runner
                 if shared[name] not in runner.writes:
                     runner.writes.append(shared[name])
 
+        for node in self._graph.nodes.values():
+            if node.spec.snapshot:
+                for reader in self._graph.section(node) if node.barrier else [node]:
+                    for lane in self._assembly.runners[reader.name].lanes:
+                        lane.snapshots = copied_roles(lane.leases)
+
     async def _set_up_lane(self, lane: Lane) -> None:
         engine = self._engine
-        context = lane.context(None)
+        context = lane.context(None, in_setup=True)
         done = anyio.Event()
         failure: list[BaseException] = []
 
@@ -162,8 +192,15 @@ class Loader:
                 failure.append(fault)
             done.set()
 
+        state = self._state_of(lane)
+
+        def prepare(context: Context) -> None:
+            lane.stage.setup(context)
+            if state is not None:
+                lane.stage.load(state)
+
         def set_up() -> Launched:
-            launched = lane.hook(lane.stage.setup, context)
+            launched = lane.hook(prepare, context)
             if launched.error is None:
                 self._set_up.append(lane)  # here: a cancel does not wait, but closes it later
             return launched

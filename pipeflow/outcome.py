@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipeflow.lifetime import Stamp
     from pipeflow.runner import Runner
 
-__all__ = ["stage_error", "took"]
+__all__ = ["launched_once", "stage_error", "took"]
 
 
 def took(runner: Runner, job: Job, fence: Fence, launched: Launched) -> None:
@@ -37,10 +37,10 @@ def took(runner: Runner, job: Job, fence: Fence, launched: Launched) -> None:
         _made(runner, job, fence, value, launched.stamps)
         job.returned = not (runner.flat or runner.source)
     if not job.retry and not job.unpinned:
-        _launched_once(runner, job)
+        launched_once(runner, job)
 
 
-def _launched_once(runner: Runner, job: Job) -> None:
+def launched_once(runner: Runner, job: Job) -> None:
     """It read what its inputs pin, so their writer may go on (axiom 3.4). A copy holds on for the readers
     behind it."""
     job.unpinned = True
@@ -60,8 +60,6 @@ def _ended(runner: Runner, job: Job) -> None:
         runner.counters.started -= 1
         if job.seq is not None:
             runner.next_seq -= 1
-            for admission in runner.admissions:
-                admission.lost(0, [job.seq])
     charged, job.charged = job.charged, ()
     runner.uncharge(charged)
     job.generator = None
@@ -71,6 +69,8 @@ def _ended(runner: Runner, job: Job) -> None:
 def _made(runner: Runner, job: Job, fence: Fence, value: Any, stamp: Any) -> None:
     runner.counters.made += 1
     charged, job.charged = job.charged, ()
+    if runner.source and runner.station is not None and not runner.station.new_record(job):
+        value = DROP
     if value is DROP:
         _gap(runner, job, fence, charged)
         return

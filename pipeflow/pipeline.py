@@ -18,11 +18,13 @@ import anyio
 
 from pipeflow.assemble import Assembly, InputRunner
 from pipeflow.check import check_here
+from pipeflow.checkpoint.resuming import cut_back, find, hold
+from pipeflow.checkpoint.saver import Saver
 from pipeflow.engine import Engine, Ticket
 from pipeflow.errors import Cancelled, DocumentError, GraphError, PipeflowError, Stuck
 from pipeflow.loading import Loader
 from pipeflow.machine import ThreadMachine
-from pipeflow.observe.folder import RunFolder, default_run_dir
+from pipeflow.observe.folder import RunFolder
 from pipeflow.observe.summary import Summary, summarise
 from pipeflow.settle import to_the_end
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 
     from pipeflow.check import Report
+    from pipeflow.checkpoint.store import Saved
     from pipeflow.graph import Graph
     from pipeflow.machine import Machine
     from pipeflow.registry import Registry
@@ -122,7 +125,7 @@ class Pipeline:
         if runner.closed or runner.ending or engine.sources_ended:
             raise PipeflowError(f"pipeline {self.name!r} takes no more items: it is draining or has ended")
         ticket = Ticket(engine.loop.create_future())
-        engine.tickets.add(ticket)
+        engine.tickets[ticket] = None
         runner.offers.append((item, ticket))
         runner.wake()
         return await ticket.future
@@ -284,9 +287,18 @@ async def open_pipeline(
         raise DocumentError(report.errors)
     if report.errors:
         raise GraphError(report.errors)
-    place = Path(run_dir) if run_dir is not None else default_run_dir(report.spec.name)
-    folder = RunFolder(place, report.document.scrub)
-    opened = open_checked(report, machine, folder, opening=opening, strict=strict, debug_sync=debug_sync)
+    wanted = Path(run_dir) if run_dir is not None else None
+    place = await machine.off_loop(lambda: find(report, wanted), "resume")
+    folder = RunFolder(place.run_dir, report.document.scrub)
+    opened = open_checked(
+        report,
+        machine,
+        folder,
+        opening=opening,
+        strict=strict,
+        debug_sync=debug_sync,
+        resumed=place.saved,
+    )
     async with opened as pipeline:
         yield pipeline
 
@@ -300,13 +312,19 @@ async def open_checked(
     opening: Callable[[Pipeline], None] | None = None,
     strict: bool = False,
     debug_sync: bool = False,
+    resumed: Saved | None = None,
 ) -> AsyncGenerator[Pipeline]:
-    """Load a checked file on a machine, writing to a folder, and hand over the open pipeline."""
+    """Load a checked file on a machine, writing to a folder, and hand over the open pipeline. `resumed`: what
+    it goes on from, in the same folder."""
     spec, graph = report.spec, report.graph
     assert spec is not None
     assert graph is not None
     name = spec.name
-    folder.create()
+    saves = spec.run.checkpoint is not None and type(folder) is RunFolder
+    let_go = hold(folder.path) if saves or resumed is not None else None
+    if resumed is not None:
+        cut_back(resumed)
+    folder.create(resumed=resumed is not None)
     folder.document(report.document.to_yaml())
     failure: BaseException | None = None
     late: asyncio.CancelledError | None = None
@@ -315,6 +333,10 @@ async def open_checked(
         async with anyio.create_task_group() as group:
             engine = Engine(spec.run, folder, group, spec.devices, machine)
             engine.strict, engine.debug_sync = strict, debug_sync
+            if spec.run.checkpoint is not None and saves:
+                engine.saver = Saver(engine, spec.run.checkpoint, name, resumed)
+                if resumed is not None:
+                    engine.note("resumed", step=resumed.document["step"], path=str(resumed.path))
             pipeline = Pipeline(graph, engine, Assembly(engine, graph, name, os.urandom(4).hex()))
             try:
                 if opening is not None:
@@ -350,6 +372,8 @@ async def open_checked(
         raise
     finally:
         folder.close()
+        if let_go is not None:
+            let_go()
     failure = failure or (pipeline.untold_error() if pipeline is not None else None)
     if failure is not None:
         raise failure

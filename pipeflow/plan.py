@@ -7,6 +7,7 @@ No formula: credits, leases, gates and barriers are the real ones, only time is 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -109,7 +110,7 @@ def plan(
         pretend(graph, told)
     step = _step_of(report)
     watch = _Watch(step, steps)
-    ran = simulate_checked(report, seed=seed, act=watch.act, lag=lag)
+    ran = simulate_checked(_patient(report), seed=seed, act=watch.act, lag=lag)
     if ran.error is not None and not isinstance(ran.error, Cancelled):
         raise ran.error
     if ran.hazards:
@@ -117,6 +118,15 @@ def plan(
     if len(watch.times) < 2:
         raise PipeflowError(f"stage {step!r} made {len(watch.times)} steps in all, too few to measure")
     return _measured(ran, watch)
+
+
+def _patient(report: Report) -> Report:
+    """The same file, waiting as long as it takes for what is in hand when the last step is made."""
+    if report.spec is None:
+        return report
+    replace = msgspec.structs.replace
+    run = replace(report.spec.run, stop=replace(report.spec.run.stop, grace=1e9), stall=1e9)
+    return dataclasses.replace(report, spec=replace(report.spec, run=run))
 
 
 def _step_of(report: Report) -> str:
@@ -228,7 +238,7 @@ def _bottleneck(
     """The busiest device and the stage that is busiest on it; or a stage of the host, if that is busier."""
     hosts = {name: plan.busy for name, plan in stages.items() if not graph.nodes[name].devices}
     host = max(hosts, key=lambda name: hosts[name], default=None)
-    device = max(devices, key=lambda name: devices[name].busy, default=None)
+    device = max(devices, key=lambda name: round(devices[name].busy, 3), default=None)  # of equals the first
     if device is None or (host is not None and hosts[host] > devices[device].busy):
         return {"device": None, "stage": host}
     there = [name for name, node in graph.nodes.items() if device in node.devices or "auto" in node.devices]

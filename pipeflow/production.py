@@ -43,15 +43,17 @@ def _step(runner: Runner, job: Job, index: int) -> bool:
     return runner.flat and _step_flat(runner, job, lane, index)
 
 
-def _may_launch(runner: Runner, lane: Lane) -> bool:
+def _may_launch(runner: Runner, job: Job, lane: Lane) -> bool:
     if lane.gate is not None and not lane.gate.open and not runner.in_section:
         return False
+    if job.snapshot is not None:
+        return True
     return not lane.leases or lane.leases.blocker(first=runner.in_section) is None
 
 
 def _retry(runner: Runner, job: Job, lane: Lane) -> bool:
     """It kept its credits; leases it gave back."""
-    if not _may_launch(runner, lane):
+    if not _may_launch(runner, job, lane):
         return False
     job.retry = job.retry_due = False
     runner.retrying -= 1
@@ -66,7 +68,7 @@ def _step_flat(runner: Runner, job: Job, lane: Lane, index: int) -> bool:
         # Whoever would give it a credit may wait for that writer: it overdraws by what it has in hand.
         if not (_admit(runner, runner.outs, index) or lane.leases.wanted()):
             return False
-    elif runner.pins or not _admit(runner, runner.outs, index) or not _may_launch(runner, lane):
+    elif runner.pins or not _admit(runner, runner.outs, index) or not _may_launch(runner, job, lane):
         return False
     runner.charge(job, runner.outs)
     launch(runner, job)
@@ -74,10 +76,15 @@ def _step_flat(runner: Runner, job: Job, lane: Lane, index: int) -> bool:
 
 
 def _step_source(runner: Runner, job: Job, lane: Lane) -> bool:
+    station = runner.station
+    if station is not None and station.capturing:
+        return False
     if runner.ending or runner.engine.sources_ended:
         _end_source(runner, job, lane)
         return True
     if job.outputs or runner.pins:  # it makes one at a time; the last one has not left yet
+        return False
+    if station is not None and station.holds_source:
         return False
     if not runner.admitted():
         return False
@@ -86,7 +93,7 @@ def _step_source(runner: Runner, job: Job, lane: Lane) -> bool:
     for edge in edges:
         if not edge.admits():
             return False
-    if not _may_launch(runner, lane):
+    if not _may_launch(runner, job, lane):
         return False
     runner.charge(job, edges)
     job.seq = seq

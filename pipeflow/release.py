@@ -38,6 +38,10 @@ def _release(runner: Runner) -> None:
     if isinstance(runner.inputs, Batches):
         for _, item in runner.inputs.discard():
             item.forget()
+    if runner.taken is not None:
+        for _, item in runner.taken.parts:
+            item.forget()
+        runner.taken.value = None
     for job in runner.hand:
         job.outputs.clear()
         job.pending = None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeflow.device.base import Buffer
+    from pipeflow.checkpoint.station import Station
     from pipeflow.edge import Edge
     from pipeflow.engine import Engine
     from pipeflow.inputs import Policy, Taken
@@ -51,6 +52,8 @@ class Runner:
     """A barrier: a gap that it selects runs its section too."""
     in_section = False
     """A guarded stage at work: gates are closed for others, and it need not queue for leases."""
+    taken: Taken | None = None
+    """Of a barrier: what its section runs for."""
     relays = False
     """A copy: it passes on the hold of a pinned reader behind it (axiom 3.4)."""
 
@@ -126,6 +129,8 @@ class Runner:
         self.finished = False
         self.closed = False
         self.queued_for_pump = False
+        self.station: Station | None = None
+        """Where its checkpoints are taken, if the run makes some."""
         self._next_lane = 0
         self._awaited: Item | None = None
         self._linger: Linger | None = None
@@ -176,8 +181,6 @@ class Runner:
         if self.limit is not None and self.sated:
             for source in self.sources:
                 source.end()
-            for track in self.tracks:
-                track.ended()
             return self.discard()
         passed = inputs.gaps()
         if self._linger is not None:
@@ -294,6 +297,8 @@ class Runner:
         job = Job(lane, seq, taken, self.engine.now())
         self.charge(job, edges)
         self._inherit(job, taken)
+        if self.station is not None:
+            self.station.starts(job)
         self.begin(job, lane)
         for admission in self.admissions:
             assert seq is not None
@@ -430,6 +435,8 @@ class Runner:
         for lane in self.lanes:
             if lane.busy:
                 return
+        if self.station is not None and not self.finished and self.station.holds_close():
+            return  # it is woken once its last state is taken
         if not self.finished:
             finishing.finish(self)
         if self.finished:
@@ -439,8 +446,6 @@ class Runner:
         """Nothing more will leave."""
         self.closed = True
         self.stop_waiting()
-        for track in self.tracks:
-            track.ended()
         for edge in self.outs:
             edge.closed = True
             edge.consumer.wake()

@@ -10,6 +10,7 @@ from msgspec import Meta
 from pipeflow.config import Duration, Size
 
 __all__ = [
+    "CheckpointSpec",
     "OnError",
     "PipelineSpec",
     "QueueSpec",
@@ -60,6 +61,9 @@ class ResourceSpec(_Spec, frozen=True, kw_only=True):
     max_staleness: Annotated[int, Meta(ge=0)] | None = None
     """With `follows`: steps by which an item's version may be older than the step that it goes into. 0, the
     default, is lock-step; at least `every` - 1 of the stage (or barrier) that publishes."""
+    spare: bool = False
+    """With `follows`: a second copy is opened, and a version is written into it while readers go on with the
+    other one. A write must be complete: the copy that it gets holds the version before last."""
     with_: dict[str, Any] = msgspec.field(name="with", default_factory=dict)
 
 
@@ -105,6 +109,9 @@ class StageSpec(_Spec, frozen=True, kw_only=True):
     """The largest output, where it is known before the first one."""
     scope: Names | None = None
     """Barriers only: `all` (default) or device names whose launches it holds."""
+    snapshot: bool = False
+    """Readers: a copy of what is written by others is made before the stage is called, and the writer need
+    not wait for the stage. Barriers: what it guards works on such copies, with gates open again."""
     at_start: bool | None = None
     """Barriers and what they guard: the section runs once before the first item, with the reason `start`.
     Left out: if a class in the section says so, as `weights/broadcast` does."""
@@ -118,6 +125,25 @@ class StopSpec(_Spec, frozen=True, kw_only=True):
     """Seconds from the first signal until the drain becomes a cancel."""
     grace: Duration = 2.0
     """Seconds that a cancel waits for jobs and fences in hand."""
+
+
+class CheckpointSpec(_Spec, frozen=True, kw_only=True):
+    """When a run is saved, so that another one can go on from there. Also at its end, and at a drain.
+
+    Saved are the resources that the stage `of` and those behind it write, and the states of these stages, of
+    the version right after one number of `of`; what lies before is computed again."""
+
+    of: Name
+    """The stage whose items are the steps: one-to-one, one lane, in order; as a rule the one that trains."""
+    every: Count = 100
+    """Steps between two checkpoints."""
+    keep: Count = 3
+    """The newest so many stay."""
+    best: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*\.[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """`STAGE.KEY` of metrics.jsonl: the checkpoint of the step where it was highest stays too."""
+    exact: bool = True
+    """A resumed run sees each item exactly once, the same items, in the same order; stages that cannot
+    promise that are refused. false: a record is read again unless all that was made of it was used."""
 
 
 class RunSpec(_Spec, frozen=True, kw_only=True):
@@ -134,6 +160,10 @@ class RunSpec(_Spec, frozen=True, kw_only=True):
     """Seconds without any progress after which the run fails, naming what each stage waits for."""
     log_every: Duration = 5.0
     """Seconds between two progress lines where there is no terminal."""
+    checkpoint: CheckpointSpec | None = None
+    resume: str = "never"
+    """`never`; `auto`: go on from the newest checkpoint of this pipeline, if there is one; or a run folder, or
+    one of its checkpoints (taken from the file's folder), to go on from that one."""
 
 
 class PipelineSpec(_Spec, frozen=True, kw_only=True):

@@ -61,8 +61,24 @@ class Resource:
         """Build the value, on a helper thread. Raise any error; it is reported with the resource's name."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it is opened")
 
+    def snapshot(self, value: Any) -> Any:
+        """A copy of the value, for a stage with `snapshot: true`: enqueued like a job, on that stage's lane
+        and device. The writer goes on once it is made, so it may share nothing that a writer changes."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it is copied")
+
     def close(self, value: Any) -> None:
         """Undo `open`. Called once for each opened value, also after a failed run."""
+
+    def state(self, value: Any) -> dict[str, Any]:
+        """What a checkpoint saves of an opened value: a dict of JSON values and tensors, nested at will.
+        Called on the lane, device and stream of its writer, between two items; the engine copies the tensors,
+        so it neither copies them nor waits. A resource that is written needs it, if a run makes checkpoints.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what a checkpoint saves of it")
+
+    def load(self, value: Any, state: dict[str, Any]) -> None:
+        """Give a value that was just opened the state of a checkpoint, in place. Tensors come on the CPU."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how its state is loaded")
 
 
 class Stage(Generic[In, Out]):
@@ -101,6 +117,9 @@ class Stage(Generic[In, Out]):
     at_start: ClassVar[bool] = False
     """True (guarded stages): its barrier's section runs once before the first item, unless the file says
     `at_start: false`."""
+    deterministic: ClassVar[bool] = True
+    """False: the same item may give another result, so an exact resume (`run.checkpoint`) cannot have the
+    stage before the one that it saves."""
     is_barrier: ClassVar[bool] = False
     is_input: ClassVar[bool] = False
     is_output: ClassVar[bool] = False
@@ -121,6 +140,17 @@ class Stage(Generic[In, Out]):
 
     def close(self) -> None:
         """Give back what `setup` took. Called once, also after a cancel or fault."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint saves of this stage: a dict of JSON values and tensors, nested at will; as it is
+        after the last item. Called on its lane between two items (a source: while its generator waits behind a
+        record). The engine copies the tensors, so it neither copies them nor waits for the device.
+        """
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take up the state of a checkpoint: on its lane, after `setup`, before the first item. Tensors come
+        on the CPU."""
 
     run: Callable[..., Any]
 

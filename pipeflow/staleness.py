@@ -44,7 +44,6 @@ class Admission:
         self.started = 0
         """Items that it started and that are not lost."""
         self._reader = reader
-        self._over = False
         self._limit = (1 + staleness) * batch
         self._under_way: list[dict[int, int]] = [{} for _ in range(stretches)]
         """For each stretch: an item's number there to how many of the reader's it is made of."""
@@ -54,7 +53,7 @@ class Admission:
     @property
     def open(self) -> bool:
         """Whether one more item may start."""
-        return self._over or self.out < self._limit
+        return self.out < self._limit
 
     def start(self, number: int) -> None:
         """The reader starts an item."""
@@ -85,12 +84,6 @@ class Admission:
         while self._steps and self._steps[0][0] <= step:
             self.out -= self._steps.popleft()[1]
         self._reader.wake()
-
-    def end(self) -> None:
-        """The writer makes no more steps, so no item goes into one: there is nothing to wait for."""
-        if not self._over:
-            self._over = True
-            self._reader.wake()
 
     def waits_for(self) -> str:
         """What an item that may not start lacks, in words."""
@@ -142,11 +135,6 @@ class Track:
         """Of the writer: the job made no step."""
         if self.writes is not None:
             self.admission.lost(self.stretch, _numbers(job))
-
-    def ended(self) -> None:
-        """Of the writer: it takes no more."""
-        if self.writes is not None:
-            self.admission.end()
 
 
 def _numbers(job: Job) -> list[int]:

@@ -17,6 +17,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from pipeflow.check import check_document
+from pipeflow.device.base import Freed, Permit
 from pipeflow.document import from_dict, load
 from pipeflow.errors import DocumentError, GraphError
 from pipeflow.pipeline import Pipeline, open_checked
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
     from pipeflow.check import Report
     from pipeflow.registry import Registry
 
-__all__ = ["GARBAGE", "Fault", "Hazard", "OutOfMemory", "SimTensor", "Simulated", "World", "empty", "kernel",
-           "read", "simulate", "work"]  # fmt: skip
+__all__ = ["GARBAGE", "Fault", "Hazard", "OutOfMemory", "SimTensor", "Simulated", "World", "current_world", "empty", "kernel",
+           "note", "read", "release_cache",
+           "simulate", "work", "write"]  # fmt: skip
 
 LIMIT = 1e6
 """Virtual seconds after which a run is taken to hang."""
@@ -170,6 +172,27 @@ def read(tensor: SimTensor) -> Any:
     return current_world().read(tensor)
 
 
+def note(kind: str, *names: Any) -> None:
+    """A line of the operation log, at the time of the job's thread."""
+    current_world().record(kind, *names)
+
+
+def write(tensor: SimTensor, value: Any) -> None:
+    """Write pinned memory on the host; a hazard while a kernel or copy may use it."""
+    current_world().write(tensor, value)
+
+
+def release_cache(name: str) -> Freed:
+    """What a stage that calls `torch.cuda.empty_cache()` does to a device: unmap its free memory."""
+    return current_world().devices[name].release(Permit(name))
+
+
 def work(seconds: float, *, lock: bool = True) -> None:
-    """Let the job's thread compute for a time; by `lock` nothing else of Python runs meanwhile."""
-    current_world().host.work(seconds, lock=lock)
+    """Let the job's thread compute for a time; by `lock` nothing else of Python runs meanwhile.
+
+    Raises RuntimeError in an async stage (and an inline one): on the loop it would hold up every stage.
+    """
+    world = current_world()
+    if world.host is world.loop_host:
+        raise RuntimeError("this would block the event loop, and with it every stage: await asyncio.sleep")
+    world.host.work(seconds, lock=lock)

@@ -10,6 +10,7 @@ import datetime
 import decimal
 import os
 import uuid
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -59,6 +60,12 @@ _OTHERS: Final[dict[Any, Any]] = {
 _Listed = (mi.ListType, mi.SetType, mi.FrozenSetType, mi.VarTupleType)
 
 
+@lru_cache(maxsize=256)
+def _info(type: Any) -> mi.Type:
+    """What msgspec knows of a type; asking takes milliseconds."""
+    return mi.type_info(type)
+
+
 def convert(node: Node, type: type[T], *, path: str, folder: Path) -> tuple[T | None, list[Diagnostic]]:
     """The value of a node as `type`, and every fault; the value is None where there is any.
 
@@ -67,7 +74,7 @@ def convert(node: Node, type: type[T], *, path: str, folder: Path) -> tuple[T | 
     node is broken, which the document's own diagnostics report.
     """
     walk = _Walk(folder)
-    value = walk.value(node, mi.type_info(type), (path,) if path else ())
+    value = walk.value(node, _info(type), (path,) if path else ())
     return (None if value is FAULTY or walk.found else value), walk.found
 
 
@@ -80,7 +87,7 @@ def spec_of(document: Document) -> tuple[PipelineSpec | None, list[Diagnostic]]:
     if document.unreadable:
         return None, []
     walk = _Walk(document.folder, _APART)
-    value = walk.value(document.root, mi.type_info(PipelineSpec), ())
+    value = walk.value(document.root, _info(PipelineSpec), ())
     found = [_version(d, document) if d.path == "pipeflow" else d for d in walk.found]
     return (None if value is FAULTY else value), found
 

@@ -171,7 +171,8 @@ def test_misses(installed: Path, uses: str, error: type[Exception], message: str
 
 def told(text: str) -> list[tuple[str, str, str]]:
     """Code, path and message of each finding of a file."""
-    report = check_document(parse("pipeflow: 1\nname: x\n" + dedent(text), file="p.yaml"), env={})
+    document = parse("pipeflow: 1\nname: x\n" + dedent(text), file="p.yaml")
+    report = check_document(document, env={}, registry=Registry())
     return [(found.code, found.path, found.message) for found in report.diagnostics]
 
 

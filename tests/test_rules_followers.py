@@ -1,5 +1,5 @@
 # ruff: noqa: RUF012 - classes as a stage author writes them
-"""Followers: who publishes, how far readers run ahead, and `at_start`: a passing and a failing file each."""
+"""Followers, `spare`, `snapshot` and `at_start`: a passing and a failing file each."""
 
 from __future__ import annotations
 
@@ -99,6 +99,53 @@ class Spreads(Pack):
         return Scatter(items)
 
 
+class Draws(Stage):
+    reads = {"actor": Weights}
+
+    def run(self, ctx: Any):
+        yield ctx.read("actor")
+
+
+class Both(Stage):
+    """One-to-many, a reader and a writer."""
+
+    reads = {"actor": Weights}
+    writes = {"drafter": Weights}
+
+    def run(self, item: Any):
+        yield item
+
+
+class Soft(Weights):
+    """Can be copied."""
+
+    def snapshot(self, value: Any) -> Any:
+        return value
+
+
+class Look(Stage):
+    reads = {"drafter": Weights}
+
+    def run(self, item: Any) -> Any:
+        return item
+
+
+class Send(Stage):
+    guarded = True
+    reads = {"drafter": Weights}
+
+    def run(self, item: Trigger) -> Trigger:
+        return item
+
+
+class Frees(Stage):
+    guarded = True
+    releases = True
+
+    def run(self, item: Trigger) -> Trigger:
+        return item
+
+
 class Fan(Stage):
     def run(self, item: Any):
         yield item
@@ -106,6 +153,7 @@ class Fan(Stage):
 
 MORE = {
     "generate": Generate, "split_reads": Split, "learn": Learn, "show": Show, "hand": Hand, "put": Put,
+    "draws": Draws, "both": Both, "soft": Soft, "look": Look, "send": Send, "frees": Frees,
     "pack": Pack, "loose": Loose, "buckets": Buckets, "lingers": Lingers, "spreads": Spreads, "fan": Fan,
 }  # fmt: skip
 
@@ -134,6 +182,8 @@ def head(actor: str) -> str:
     return HEAD.replace("follows: drafter, max_staleness: 1", actor)
 
 
+SOFT = HEAD.replace("drafter: {uses: weights}", "drafter: {uses: soft}")
+LOOKS = "{uses: look, from: t, snapshot: §true, reads: {drafter: drafter}}"
 WAY = "{uses: learn, from: x, writes: {drafter: drafter}}"
 PASS = {
     "a barrier and a guarded stage": text(),
@@ -154,6 +204,14 @@ PASS = {
         x="{uses: split_reads, from: rows, reads: {actor: actor}}", y="{uses: loose, from: x}"
     ),
     "a limit on the writer": text(t="{uses: learn, from: g, limit: 5, writes: {drafter: drafter}}"),
+    "a spare copy": text(head("follows: drafter, max_staleness: 1, spare: true")),
+    "a reader's snapshot": text(SOFT, l="{uses: look, from: t, snapshot: true, reads: {drafter: drafter}}"),
+    "a barrier's snapshot": text(
+        SOFT,
+        c="{uses: barrier, from: t, snapshot: true}",
+        s="{uses: send, from: c, reads: {drafter: drafter}}",
+        n="{uses: shows, from: s}",
+    ),
     "a follower without readers": text(head("follows: drafter"), g=None, t=WAY.replace("x", "rows")),
 }
 
@@ -230,6 +288,61 @@ FAIL = {
         "unpublished-version",
         text(
             p="{uses: show, from: b, on_error: §{skip: 1}, reads: {drafter: drafter}, writes: {actor: actor}}"
+        ),
+    ),
+    "a spare copy without follows": ("misplaced-key", text(head("§spare: true"))),
+    "a source that reads a spared follower": (
+        "spare-in-generator",
+        text(
+            head("follows: drafter, max_staleness: 1, spare: true"),
+            g="{uses: draws, reads: §{actor: actor}}",
+        ),
+    ),
+    "a one-to-many writer that reads one": (
+        "spare-in-generator",
+        text(
+            head("follows: drafter, spare: true"), g="{uses: step, from: rows}",
+            t="{uses: both, from: g, reads: §{actor: actor}, writes: {drafter: drafter}}",
+        ),
+    ),
+    "a snapshot by a class that has none": ("no-snapshot", text(l=LOOKS)),
+    "a barrier's, by a class that has none": (
+        "no-snapshot",
+        text(
+            c="{uses: barrier, from: t, snapshot: §true}",
+            s="{uses: send, from: c, reads: {drafter: drafter}}",
+        ),
+    ),
+    "a snapshot of what nobody writes": (
+        "misplaced-key",
+        text(
+            SOFT.replace("  drafter:", "  frozen: {uses: model}\n  drafter:"),
+            l="{uses: forward, from: t, §snapshot: true, reads: {target: frozen}}",
+        ),
+    ),
+    "a snapshot of a writer": (
+        "misplaced-key", text(SOFT, b=None, p="{uses: hand, from: t, §snapshot: true, every: 2, "
+                              "reads: {drafter: drafter}, writes: {actor: actor}}"),
+    ),
+    "a snapshot of a source": (
+        "misplaced-key", text(SOFT, g="{uses: draws, §snapshot: true, reads: {actor: actor}}").replace(
+            "actor: {uses: weights", "actor: {uses: soft"),
+    ),
+    "a snapshot of a guarded stage": (
+        "misplaced-key",
+        text(SOFT, c="{uses: barrier, from: t}",
+             s="{uses: send, from: c, §snapshot: true, reads: {drafter: drafter}}"),
+    ),
+    "a barrier's snapshot before a write": (
+        "misplaced-key", text(SOFT, b="{uses: barrier, from: t, every: 2, §snapshot: true}")
+    ),
+    "a barrier's snapshot before a release": (
+        "misplaced-key",
+        text(
+            SOFT,
+            c="{uses: barrier, from: t, §snapshot: true}",
+            s="{uses: send, from: c, reads: {drafter: drafter}}",
+            f="{uses: frees, from: c}",
         ),
     ),
     "at_start where nothing is guarded": (

@@ -36,9 +36,9 @@ class CutEdge(Edge):
         """A resumed run: numbers below it were consumed before, but for those in `wanted`."""
         self.wanted: frozenset[int] = frozenset()
 
-    def begin_at(self, number: int, wanted: Iterable[int], since_selected: int) -> None:
-        """Of a resumed run, at load."""
-        self.begins = number
+    def begin_at(self, number: int, wanted: Iterable[int], since_selected: int, *, drops: bool) -> None:
+        """Of a resumed run, at load. `drops`: what is numbered below came by before, and is not wanted."""
+        self.begins = number if drops else 0
         self.wanted = frozenset(wanted)
         self.last = self.position = number - 1
         self.since_selected = since_selected

@@ -9,23 +9,23 @@ again from their records.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pipeflow.checkpoint.station import Part, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pipeflow.checkpoint.cut_edge import CutEdge
+    from pipeflow.checkpoint.acks import Acks
     from pipeflow.checkpoint.station import Station
     from pipeflow.runner import Runner
 
 __all__ = ["chosen_parts"]
 
 
-def chosen_parts(stations: Iterable[Station]) -> dict[str, Part]:
+def chosen_parts(stations: Iterable[Station], acks: Acks | None) -> dict[str, Part]:
     """The part of every stage. `stations` in order, producers first. Points that no later checkpoint can
-    need are forgotten."""
+    need are forgotten. `acks`: of a run that is not exact."""
     parts: dict[str, Part] = {}
     for station in reversed(list(stations)):
         name = station.runner.name
@@ -34,7 +34,10 @@ def chosen_parts(stations: Iterable[Station]) -> dict[str, Part]:
             parts[name] = station.part
             continue
         need = min(_needs(station.runner, parts), default=None)
-        parts[name] = _newest(station, need) if station.keeps_points else _at(station, need)
+        if acks is not None:
+            parts[name] = _unordered(station, need, acks)
+        else:
+            parts[name] = _newest(station, need) if station.keeps_points else _at(station, need)
     return parts
 
 
@@ -61,9 +64,25 @@ def _newest(station: Station, need: int | None) -> Part:
 def _at(station: Station, need: int | None) -> Part:
     """A stage without a state of its own begins at any number; one that feeds nobody, behind what it used."""
     facts: dict[str, Any] = station.facts_now()
-    for edge, saved in zip(cast("list[CutEdge]", station.edges), facts["edges"], strict=True):
+    for edge, saved in zip(station.edges, facts["edges"], strict=True):
         if need is not None:
             saved["from"] = need
         else:
             saved["from"] = edge.position + 1 - len(station.runner.hand)
     return Part(facts, need or 0)
+
+
+def _unordered(station: Station, need: int | None, acks: Acks) -> Part:
+    """Sources begin at the first record that is not through; others number on behind what was used."""
+    runner = station.runner
+    if runner.source:
+        first, acked = acks.records(runner)
+        point = _newest(station, first)
+        part = Part({**point.facts, **acked}, point.out)
+        part.states, part.tensors = point.states, point.tensors
+        return part
+    facts = station.facts_now()
+    if runner.starts_domain and need is not None:
+        facts["started"] -= max(0, facts["next"] - need)
+        facts["next"] = need
+    return Part(facts, 0)

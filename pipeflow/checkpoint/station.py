@@ -1,4 +1,4 @@
-"""One stage as its checkpoints see it: at a cut it stands still, its state is taken on its own lanes, it goes on.
+"""One stage as checkpoints see it: at a cut it stands still, its state is taken on its own lanes, it goes on.
 
 Where the cuts are is decided by the stage's role:
 
@@ -16,7 +16,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeflow.barrier import BarrierRunner
-from pipeflow.checkpoint.cut_edge import CutEdge
 from pipeflow.checkpoint.state import split
 from pipeflow.device.cpu_late import CpuLate
 from pipeflow.error_text import named_error
@@ -28,7 +27,9 @@ from pipeflow.launching import device_fault
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pipeflow.checkpoint.cut_edge import CutEdge
     from pipeflow.checkpoint.saver import Saver
+    from pipeflow.job import Job
     from pipeflow.lane import Lane
     from pipeflow.runner import Runner
 
@@ -77,6 +78,8 @@ class Station:
         self._source_cut: int | None = None
         self._aimed = 0
         self._ending = False
+        self._owes = False
+        """A checkpoint came by while its last state was taken."""
         self._away = 0
         """Lanes whose call has not come back."""
         self._unreached = 0
@@ -94,7 +97,7 @@ class Station:
     def begin(self) -> None:
         """At load, once a resumed run is brought back."""
         if self.keeps_points and not self.points:
-            self.points.append(Part(self._facts(), self._out()))
+            self.points.append(Part(self.facts_now(), self._out()))
         self._next_cut()
 
     def _next_cut(self) -> None:
@@ -122,14 +125,30 @@ class Station:
 
     def aim(self, edge: CutEdge) -> None:
         """BEHIND: one of the stages that feed it stands at its cut."""
-        if self.runner.closed:
-            if self.part is None:
-                self.part = self.final or Part(self._facts(), 0)
-                self._saver.passed(self)
+        if self._ending or self.runner.closed:
+            self._owes = True
+            self._give_final()
             return
         edge.aim()
         self._aimed += 1
         self.runner.wake()
+
+    def _give_final(self) -> None:
+        """BEHIND: it has ended, so any cut finds it as it is."""
+        if self._owes and self.part is None and not self.capturing:
+            self._owes = False
+            self.part = self.final or Part(self.facts_now(), 0)
+            self._aim_behind()
+            self._saver.passed(self)
+
+    def starts(self, job: Job) -> None:
+        """A job of it was made. What the stage `of` uses is through, whatever comes of it later."""
+        if self.role is Role.OF and not self._saver.spec.exact:
+            job.tickets = ()
+
+    def new_record(self, job: Job) -> bool:
+        """Of a source, where a run is not exact: whether the record was not through before."""
+        return self._saver.new_record(self.runner, job)
 
     def look(self) -> None:
         """After each turn of its runner: is it time?"""
@@ -171,12 +190,11 @@ class Station:
             return True
         if self.final is not None or not self._saver.wants_last(self):
             return False
-        if self.role is Role.BEHIND and self._aimed:
-            return True  # the cut comes first
         if self.role is Role.OF and not self._saver.may_begin():
             return True
         if self._stands():
             self._ending = True
+            self._owes = self._aimed > 0  # a join that ended with another input never comes to the cut
             self._capture()
         return True
 
@@ -198,16 +216,23 @@ class Station:
         inputs = self.runner.inputs
         return inputs.gathered(edge) if isinstance(inputs, Batches) else []
 
-    def _facts(self) -> dict[str, Any]:
+    def facts_now(self) -> dict[str, Any]:
         """What the engine must know to go on from here."""
         inputs = self.runner.inputs
         return {
             **_counts(self.runner),
             "turn": inputs.turn if isinstance(inputs, Turns) else 0,
+            "versions": {shared.name: shared.step for runner in self.runners for shared in runner.writes},
             "edges": [
-                {"from": edge.position + 1, "wanted": self._wanted(edge), "since": edge.since_selected}
+                # Before the domain a producer begins with all that `every` makes one number of.
+                {
+                    "from": edge.position + 1,
+                    "wanted": self._wanted(edge),
+                    "since": edge.since_selected if edge in self._behind else 0,
+                }
                 for edge in self.edges
             ],
+            "lines": {},
             "section": {runner.name: _counts(runner) for runner in self.runners[1:]},
         }
 
@@ -216,11 +241,22 @@ class Station:
         inputs = self.runner.inputs
         _count_on(self.runner, facts)
         for edge, saved in zip(self.edges, facts["edges"], strict=True):
-            edge.begin_at(saved["from"], saved["wanted"], saved["since"])
+            edge.begin_at(saved["from"], saved["wanted"], saved["since"], drops=self._saver.spec.exact)
         if isinstance(inputs, Turns):
             inputs.turn = facts["turn"]
+        for runner in self.runners:
+            for shared in runner.writes:
+                shared.step = facts["versions"].get(shared.name, shared.step)
         for runner in self.runners[1:]:
             _count_on(runner, facts["section"].get(runner.name, {}))
+
+    def first_point(self, facts: dict[str, Any], out: int, states: dict[str, Any], saved: Any) -> None:
+        """At load of a resumed run: where the saved one could begin again, this one can too."""
+        point = Part(facts, out)
+        point.states = states
+        keys = tuple(f"{lane.name}[{lane.index}]/" for lane in self._lanes())
+        point.tensors = {name: tensor for name, tensor in saved.items() if name.startswith(keys)}
+        self.points.append(point)
 
     # Capture ---------------------------------------------------------------------------------------
 
@@ -228,7 +264,7 @@ class Station:
         self.capturing = True
         for edge in self.edges:
             edge.shut = True
-        part = Part(self._facts(), self._out())
+        part = Part(self.facts_now(), self._out())
         if self.role is Role.OF:
             self._saver.begins(self.edges[0].position + 1)
         lanes = [lane for lane in self._lanes() if self._needs_call(lane)]
@@ -242,13 +278,18 @@ class Station:
         self._away -= 1
         if self._away or self.role is Role.BEFORE:
             return
+        if self.role is Role.OF or not self._ending:
+            self._aim_behind()
+        if self.role is Role.OF:
+            self._go_on()  # its lane and stream keep the order: the host need not wait for the copies
+
+    def _aim_behind(self) -> None:
+        """Those that it feeds are cut behind what it has put out."""
         for runner in self.runners:
             for edge in runner.outs:
                 consumer = edge.consumer.station
                 assert consumer is not None
                 consumer.aim(cast("CutEdge", edge))
-        if self.role is Role.OF:
-            self._go_on()  # its lane and stream keep the order: the host need not wait for the copies
 
     def _reached(self, part: Part) -> None:
         self._unreached -= 1
@@ -260,12 +301,13 @@ class Station:
                 self.points.append(part)
         elif self.role is Role.OF or not self._ending:
             self.part = part
-        if self._ending or self.role is Role.BEFORE and self.runner.exhausted:
+        if self._ending:
             self.final = part
         if self.role is not Role.OF:
             self._go_on()
         if self.part is part:
             self._saver.passed(self)
+        self._give_final()
 
     def _go_on(self) -> None:
         self.capturing = False
@@ -276,7 +318,8 @@ class Station:
         """On the host and without a state there is nothing to take and nothing to wait for."""
         runner = self._saver.runner_of(lane)
         late = isinstance(lane.device, CpuLate) or not runner.on_host
-        return lane.has_state or (late and self.role is not Role.BEFORE)
+        saves = lane.has_state or bool(self._saver.resources_of(runner))
+        return saves or (late and self.role is not Role.BEFORE)
 
     def _call(self, lane: Lane, part: Part) -> None:
         engine = self.runner.engine

@@ -57,7 +57,9 @@ def committed(run_dir: Path) -> list[Path]:
     """The whole checkpoints of a run folder, oldest first. A half one is passed over."""
     folder = run_dir / FOLDER
     found = [path for path in folder.iterdir() if step_of(path) is not None] if folder.is_dir() else []
-    return sorted((path for path in found if _document(path) is not None), key=lambda path: step_of(path) or 0)
+    return sorted(
+        (path for path in found if _document(path) is not None), key=lambda path: step_of(path) or 0
+    )
 
 
 def _document(path: Path) -> dict[str, Any] | None:
@@ -87,7 +89,9 @@ def clear_halves(run_dir: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def write(path: Path, document: Mapping[str, Any], tensors: Mapping[str, Any], wanted: Callable[[], bool]) -> bool:
+def write(
+    path: Path, document: Mapping[str, Any], tensors: Mapping[str, Any], wanted: Callable[[], bool]
+) -> bool:
     """Write a checkpoint. `wanted` is asked last, just before it appears; False: it does not, nor does this.
 
     FolderError where the disk is full or the folder cannot be written; whatever stood there stands.

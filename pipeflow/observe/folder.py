@@ -155,11 +155,12 @@ class RunFolder:
         self._files: dict[str, _Lines] = {}
         self._closed = False
 
-    def create(self) -> None:
-        """Make the folder. Line files of an earlier run in it get a number, so that no two runs mix."""
+    def create(self, *, resumed: bool = False) -> None:
+        """Make the folder. Line files of an earlier run in it get a number, so that no two runs mix; a resumed
+        run adds to them."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for name in ("metrics", "log", "dead_letter"):
+            for name in () if resumed else ("metrics", "log", "dead_letter"):
                 _number(self.path / f"{name}.jsonl")
         except OSError as error:
             raise FolderError(self.path, error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pipeflow.errors import Cancelled, Stopped
@@ -61,6 +62,7 @@ def _status(engine: Engine) -> Summary:
     return {"status": "failed", "exit_code": 1}
 
 
+@cache
 def _versions() -> dict[str, str]:
     from importlib import metadata
 

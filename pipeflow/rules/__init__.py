@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeflow.rules import barriers, embedding, followers, keys, machine, resources, wiring
+from pipeflow.rules import (
+    barriers,
+    checkpoints,
+    embedding,
+    followers,
+    keys,
+    machine,
+    resources,
+    snapshots,
+    wiring,
+)
 from pipeflow.rules.case import Case, Rule
 
 if TYPE_CHECKING:
@@ -49,6 +59,15 @@ RULES: tuple[Rule, ...] = (
     followers.unbounded_staleness,
     followers.small_staleness,
     followers.unpublished_version,
+    followers.spare_in_generator,
+    snapshots.idle_snapshot,
+    snapshots.no_snapshot,
+    checkpoints.resume_without_checkpoint,
+    checkpoints.checkpoint_stage,
+    checkpoints.unsaved_state,
+    checkpoints.unsaved_writer,
+    checkpoints.gathered_behind,
+    checkpoints.inexact,
     embedding.split_answer,
     machine.no_such_device,
     machine.queue_over_budget,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pipeflow.diagnostic import suggest
 from pipeflow.follow import Follower, Misfit, batch_of, followers, loops, publishes_every
 from pipeflow.spec import OnError
+from pipeflow.stage import Kind
 
 if TYPE_CHECKING:
     from pipeflow.follow import Loop
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "idle_staleness",
     "small_staleness",
+    "spare_in_generator",
     "unbounded_staleness",
     "unfed_follower",
     "unpublished_version",
@@ -57,9 +59,13 @@ def unfed_follower(case: Case) -> Findings:
 
 
 def idle_staleness(case: Case) -> Findings:
-    """`max_staleness` where it would hold nobody back."""
+    """`max_staleness` where it would hold nobody back, and `spare` where nothing is published."""
     known = {follower.resource.name: follower for follower in followers(case.graph)}
     for resource in case.graph.resources.values():
+        if resource.spec.spare and resource.spec.follows is None:
+            path = ("resources", resource.name, "spare")
+            message = "`spare` has no meaning on a resource that follows none"
+            yield case.at(path, "misplaced-key", message, "add `follows: RESOURCE`, or remove it", key=True)
         if resource.spec.max_staleness is None:
             continue
         path = ("resources", resource.name, "max_staleness")
@@ -142,6 +148,23 @@ def unpublished_version(case: Case) -> Findings:
                 f"a version that {node.name!r} skips is never published, and readers of {name!r} wait for it"
             )
             yield case.of(node, "on_error", "unpublished-version", message, "use `stop` or `retry`")
+
+
+def spare_in_generator(case: Case) -> Findings:
+    """A generator keeps what it read in its variables, so its copy must be its own until it ends (3.7)."""
+    graph = case.graph
+    for node in graph.nodes.values():
+        if node.kind is not Kind.SOURCE and not (node.kind is Kind.FLAT and node.writes):
+            continue
+        for name in node.reads.values():
+            if not graph.resources[name].spec.spare:
+                continue
+            message = (
+                f"{node.name!r} is one generator for many versions of {name!r}, and would go on with a copy "
+                "that is written anew"
+            )
+            remedy = f"read {name!r} in a stage that takes items and writes nothing, or remove `spare`"
+            yield case.of(node, "reads", "spare-in-generator", message, remedy)
 
 
 def _place(case: Case, resource: ResourceNode) -> tuple[str, str, str]:

@@ -74,6 +74,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = 0.0
         self._timers = 0
+        self._broken: BaseException | None = None
         self._owner = threading.get_ident()
         private = cast("Any", self)
         private._selector = self  # what the base class waits with: `select`
@@ -112,12 +113,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def select(self, timeout: float | None) -> list[Any]:
         """Jump to the next timer. `timeout` is None or positive only where nothing is ready."""
+        if self._broken is not None:
+            error, self._broken = self._broken, None
+            raise error
         if timeout is None or (timeout > 0 and self._scheduled[0].when() == math.inf):
             raise Deadlock(self._who_waits())
         if timeout > 0:
             self._now = self._scheduled[0].when()
             self._set_resolution()
         return []
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """What a plain callback raises ends `run`: nobody else would hear of it, and a program that is run to
+        find faults must not go on. The rest (a task's error that nobody took) is logged, as ever."""
+        if "handle" in context and isinstance(error := context.get("exception"), Exception):
+            self._broken = self._broken or error
+        else:
+            super().default_exception_handler(context)
 
     def _process_events(self, event_list: list[Any]) -> None:
         return

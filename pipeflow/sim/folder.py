@@ -20,7 +20,7 @@ class MemoryFolder(RunFolder):
         self.told: dict[str, Any] = {}
         """summary.json."""
 
-    def create(self) -> None:
+    def create(self, *, resumed: bool = False) -> None:
         return
 
     def document(self, text: str) -> None:

@@ -242,6 +242,11 @@ class SimStream:
         begins = head.began if head is self._running else max(head.start_due, self.device.world.loop.time())
         return launches[over].due + max(0.0, begins - head.start_due)
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that was enqueued is over."""
+        return not self._ops
+
     def mark_now(self) -> SimMark:
         """A mark of the runtime's own, not of the pool; passed at once if nothing is enqueued."""
         return self._record()
@@ -290,9 +295,7 @@ class SimStream:
             self._come_back(max(op.earliest, self.device.world.loop.time()))
 
     def _come_back(self, when: float) -> None:
-        loop = self.device.world.loop
-        if not loop.is_closed():  # else a tensor was dropped after the end, and time stands still
-            self._timer = loop.call_at(when, self._go_on)
+        self._timer = self.device.world.loop.call_at(when, self._go_on)
 
     def _go_on(self) -> None:
         self._timer = None

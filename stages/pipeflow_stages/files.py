@@ -69,11 +69,16 @@ def sync_path(path: Path) -> None:
 
 
 class _Raw(io.RawIOBase):
-    """A descriptor as a raw stream. Every byte passes `os.write`, the one place where a disk can be full."""
+    """A descriptor as a raw stream. Every byte passes `os.write`, the one place where a disk can be full.
+    `size`: of a file that is there already, and goes on behind so many bytes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size: int | None = None) -> None:
         self._descriptor = -1
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        new = os.O_CREAT | os.O_EXCL if size is None else 0
+        self._descriptor = os.open(path, os.O_WRONLY | new | os.O_CLOEXEC, 0o666)
+        if size is not None:
+            os.ftruncate(self._descriptor, size)
+            os.lseek(self._descriptor, size, os.SEEK_SET)
 
     def writable(self) -> bool:
         return True
@@ -94,18 +99,52 @@ class AtomicFile:
     """A file being written aside. `commit` shows it under its name; `discard` leaves no trace.
 
     PipeflowError from every method that meets a full disk or a closed folder; the half is then gone.
+    `goes_on`: the name of a half that `keep` kept, and its bytes then.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, goes_on: tuple[str, int] | None = None) -> None:
         self.path = path
-        self._aside = aside(path)
+        self._aside = aside(path) if goes_on is None else path.with_name(goes_on[0])
         self._raw: _Raw | None = None
+        self._kept = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._raw = _Raw(self._aside)
+            if goes_on is not None:
+                self._find(goes_on[1])
+            self._raw = _Raw(self._aside, None if goes_on is None else goes_on[1])
         except OSError as error:
             raise explain(error, path) from error
         self.stream = cast("BinaryIO", io.BufferedWriter(self._raw, 1 << 20))
+
+    def _find(self, size: int) -> None:
+        """The half, as long as it was; made again from the whole file where that was finished meanwhile."""
+        if not self._aside.exists() and self.path.is_file():
+            shutil.copyfile(self.path, self._aside)
+        held = self._aside.stat().st_size if self._aside.exists() else 0
+        if held < size:
+            raise PipeflowError(
+                f"{self.path}: the run that is resumed had written {size} bytes, of which {held} are left. "
+                "Bring the file back, or start anew"
+            )
+        self._kept = True
+
+    @property
+    def name(self) -> str:
+        """Of the half, in the same folder."""
+        return self._aside.name
+
+    def keep(self) -> int:
+        """Bring what was written to the disk, and from now on leave the half there; its bytes so far."""
+        if self._raw is None:
+            raise PipeflowError(f"{self.path}: its writing was given up before")
+        self._kept = True
+        try:
+            self.stream.flush()
+            os.fsync(self._raw.fileno())
+        except OSError as error:
+            self.discard()
+            raise explain(error, self.path) from error
+        return os.lseek(self._raw.fileno(), 0, os.SEEK_CUR)
 
     def write(self, data: bytes) -> None:
         try:
@@ -129,12 +168,14 @@ class AtomicFile:
             raise explain(error, self.path) from error
 
     def discard(self) -> None:
-        """Give up what was not committed. May be called at any time, any number of times."""
+        """Give up what was not committed, but for a half that is kept. May be called at any time, any number
+        of times."""
         if self._raw is None:
             return
         self._raw.close()  # before the buffer above it: a closed one drops its bytes, an open one retries
         self._raw = None
-        self._aside.unlink(missing_ok=True)
+        if not self._kept:
+            self._aside.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

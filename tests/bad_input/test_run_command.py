@@ -171,6 +171,7 @@ def test_the_run_folder_is_as_promised(tmp_path: Path) -> None:
     assert names == {
         "pipeline.yaml",
         "metrics.jsonl",
+        "log.jsonl",
         "summary.json",
         "drafter/config.json",
         "drafter/model.safetensors",

@@ -12,7 +12,9 @@ from flows import fine, go, stands_still
 from test_resources import Box
 
 from pipeflow import DROP, Pipeline, Stage, StageError, StallError
+from pipeflow.resource import Shared
 from pipeflow.stage import Gather
+from pipeflow.staleness import Admission
 
 if TYPE_CHECKING:
     from pipeflow.item import Trigger
@@ -378,6 +380,28 @@ def test_versions_of_a_follower_are_those_it_was_given(tmp_path: Path) -> None:
     outcome = fine(go(tmp_path, spec, used | {"keeps": Keeps}, act, resources=resources(2)))
     incarnation = outcome.pipeline._assembly.incarnation
     assert carried == [(n, (incarnation, n - n % 3)) for n in range(9)]
+
+
+def test_only_what_is_in_a_published_version_is_through() -> None:
+    class Wakes:
+        def wake(self) -> None:
+            pass
+
+    admission = Admission(Wakes(), Shared("actor", "x"), batch=2, staleness=1, stretches=2)  # type: ignore[arg-type]
+    for number in range(4):
+        assert admission.open
+        admission.start(number)
+    assert not admission.open
+    admission.gathered(0, [0, 1], 0)
+    admission.gathered(0, [2, 3], 1)
+    admission.stepped(1, [0], 1)
+    admission.stepped(1, [1], 2)
+    admission.published(0)
+    assert admission.out == 4
+    admission.published(1)
+    assert admission.out == 2
+    admission.published(2)
+    assert admission.out == 0
 
 
 def test_a_stall_names_the_version(tmp_path: Path) -> None:

@@ -161,7 +161,12 @@ def test_no_context_is_made_for_a_stage_that_does_not_ask(
 
     made: list[str] = []
     context = Lane.context
-    monkeypatch.setattr(Lane, "context", lambda lane, seq: (made.append(lane.name), context(lane, seq))[1])
+
+    def noted(lane: Lane, seq: int | None, **more: Any) -> Any:
+        made.append(lane.name)
+        return context(lane, seq, **more)
+
+    monkeypatch.setattr(Lane, "context", noted)
 
     @stage
     def asks(item: int, ctx) -> None:

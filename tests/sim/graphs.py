@@ -13,7 +13,18 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeflow import DROP, Cancelled, Context, DeviceError, Gather, Registry, Resource, Stage, StageError, testing
+from pipeflow import (
+    DROP,
+    Cancelled,
+    Context,
+    DeviceError,
+    Gather,
+    Registry,
+    Resource,
+    Stage,
+    StageError,
+    testing,
+)
 from pipeflow.errors import PipeflowError, StallError, Stuck
 
 GAP = object()
@@ -42,7 +53,8 @@ def spend(stage: Stage[Any, Any], item: Any, ctx: Context, *more: Any) -> Any:
     parts = leaves(item)
     tensors = [part for part in parts if isinstance(part, testing.SimTensor)]
     if ctx.device == "cpu":
-        testing.work(seconds, lock=chance(2, name) == 0)
+        if not isinstance(stage, Async):
+            testing.work(seconds, lock=chance(2, name) == 0)
         return (name, *[testing.read(p) if isinstance(p, testing.SimTensor) else p for p in parts], *more)
     out = testing.empty(stage.config.nbytes)
 
@@ -84,11 +96,11 @@ class Map(Stage[Any, Any]):
 
     def run(self, item: Any, ctx: Context) -> Any:
         config = self.config
-        if config.raises and chance(config.raises, config.name, ctx.sequence, "raises") == 0:
-            if not config.again or ctx.sequence not in self.tried:
-                self.tried.add(ctx.sequence)
-                spend(self, item, ctx)  # it has enqueued work when it raises
-                raise ValueError("on purpose")
+        due = config.raises and chance(config.raises, config.name, ctx.sequence, "raises") == 0
+        if due and not (config.again and ctx.sequence in self.tried):
+            self.tried.add(ctx.sequence)
+            spend(self, item, ctx)  # it has enqueued work when it raises
+            raise ValueError("on purpose")
         out = spend(self, item, ctx)
         return DROP if config.drops and chance(config.drops, config.name, ctx.sequence) == 0 else out
 
@@ -122,8 +134,10 @@ class Batch(Gather[Any, Any]):
 
 
 class Box(Resource):
+    """Memory that a writer fills in place with the number of its step. Kernels of every device reach it."""
+
     def open(self, ctx: Any) -> Any:
-        return ctx.name
+        return testing.empty(8)
 
 
 class Writes(Stage[Any, Any]):
@@ -131,7 +145,12 @@ class Writes(Stage[Any, Any]):
     writes = {"box": Box}  # noqa: RUF012
 
     def run(self, item: Any, ctx: Context) -> Any:
-        return spend(self, item, ctx)
+        out, box, step = spend(self, item, ctx), ctx.write("box"), ctx.sequence + 1
+        if ctx.device == "cpu":
+            testing.write(box, step)
+        else:
+            testing.kernel(self.config.seconds, [], [box], lambda: step, name="fill")
+        return out
 
 
 class Reads(Stage[Any, Any]):
@@ -146,14 +165,32 @@ class Reads(Stage[Any, Any]):
         expected = (ctx.sequence + 1) * every
         if ctx.version("box").step != expected:
             self.wrong.append(f"{self.config.name} {ctx.sequence}: {ctx.version('box').step}, not {expected}")
+        return spend(self, [item, ctx.read("box")], ctx)
+
+
+class Loose(Stage[Any, Any]):
+    """Reads the box from elsewhere: whatever version, but a whole one."""
+
+    Config = Config
+    reads = {"box": Box}  # noqa: RUF012
+
+    def run(self, item: Any, ctx: Context) -> Any:
+        if ctx.device == "cpu":
+            assert isinstance(testing.read(ctx.read("box")), int) or ctx.version("box").step == 0
+        else:
+            testing.kernel(self.config.seconds, [ctx.read("box")], [], name="look")
         return spend(self, item, ctx)
 
 
 class Publish(Stage[Any, Any]):
+    """In its section nothing runs and nothing is launched on any device."""
+
     Config = Config
     guarded = True
 
     def run(self, item: Any, ctx: Context) -> Any:
+        testing.work(self.config.seconds, lock=False)
+        testing.note("section", self.config.seconds)
         return (self.config.name, item.seq, item.reason)
 
 
@@ -176,7 +213,8 @@ class Stream:
 class Drawn:
     """A document with its registry, what each sink must get, and what will be done to the run."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, without: frozenset[str] = frozenset()) -> None:
+        """`without`: stages to leave out of what the seed draws, with all that follows them."""
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.stages: dict[str, Any] = {}
@@ -187,11 +225,11 @@ class Drawn:
         self.traits: set[str] = set()
         self.registry = Registry()
         Reads.wrong.clear()
-        for cls in (Source, Map, Async, Flat, Batch, Writes, Reads, Publish, Box):
+        for cls in (Source, Map, Async, Flat, Batch, Writes, Reads, Loose, Publish, Box):
             self.registry.add(cls.__name__.lower(), cls)
         for _ in range(rng.choice([1, 1, 2, 2])):
             self._source()
-        kinds = ["map"] * 4 + ["flat", "gather", "gather", "join", "join", "join", "turns", "every", "barrier", "barrier", "writer"]
+        kinds = ["map"] * 4 + ["gather", "join", "barrier"] * 2 + ["flat", "join", "turns", "every", "writer"]
         for _ in range(rng.randint(3, 7)):
             getattr(self, f"_{rng.choice(kinds)}")(rng.choice(self.streams))
         self._sinks()
@@ -199,6 +237,18 @@ class Drawn:
         self.cancel_at: float | None = None
         self.drains = False
         self._trouble()
+        self._leave_out(without)
+
+    def _leave_out(self, without: frozenset[str]) -> None:
+        gone = set(without)
+        for name, spec in self.stages.items():  # in order: a stage stands behind those it takes from
+            if gone & set(_sources(spec)):
+                gone.add(name)
+        for name in gone & set(self.stages):
+            del self.stages[name]
+            self.expected.pop(name, None)
+            self.seen.pop(name, None)
+        self.faults = [fault for fault in self.faults if fault.stage not in gone]
 
     # Stages ----------------------------------------------------------------------------------------
 
@@ -223,7 +273,9 @@ class Drawn:
         self.stages[name] = spec
         return name
 
-    def _add(self, name: str, values: list[Any], domain: object, *before: Stream, ordered: bool = True) -> Stream:
+    def _add(
+        self, name: str, values: list[Any], domain: object, *before: Stream, ordered: bool = True
+    ) -> Stream:
         piece = {name}.union(*(stream.piece for stream in before))
         for stream in self.streams:
             if stream.piece & piece:
@@ -341,8 +393,21 @@ class Drawn:
         every = self.rng.choice([1, 2])
         reader = self._new("reads", made.name, size=every)
         self.stages[reader] |= {"reads": "box", "every": every}
+        if (
+            "on" in self.stages[reader]
+        ):  # a resource on two devices is two, which the writer would fill one by one
+            self.stages[reader]["on"] = self.stages[name].get("on", DEVICES[0])
         chosen = made.values[every - 1 :: every]
-        self._add(reader, [(reader, value) for value in chosen], (made.domain, reader), made)
+        seen = [(reader, value, (seq + 1) * every) for seq, value in enumerate(chosen)]
+        self._add(reader, seen, (made.domain, reader), made)
+        others = [s for s in self.streams if s.ordered and not s.piece & made.piece]
+        if others:
+            other = self.rng.choice(others)
+            loose = self._new("loose", other.name, lanes=True)
+            self.stages[loose]["reads"] = "box"
+            if "on" in self.stages[loose]:
+                self.stages[loose]["on"] = self.stages[name].get("on", DEVICES[0])
+            self._add(loose, self._mapped(loose, other), other.domain, other)
 
     def _barrier(self, stream: Stream) -> None:
         if not stream.ordered:
@@ -359,10 +424,7 @@ class Drawn:
         self._add(publish, fired, publish, stream)
 
     def _sinks(self) -> None:
-        taken: set[str] = set()
-        for spec in self.stages.values():
-            source = spec.get("from", [])
-            taken.update([source] if isinstance(source, str) else source.values() if isinstance(source, dict) else source)
+        taken = {source for spec in self.stages.values() for source in _sources(spec)}
         for stream in [stream for stream in self.streams if stream.name not in taken]:
             name = f"sink{len(self.stages)}"
             seen: list[Any] = []
@@ -380,7 +442,7 @@ class Drawn:
             kind = rng.choice(["illegal access", "assert", "hang"])
             self.faults = [testing.Fault(kind, stage=rng.choice(on_device), number=rng.randint(0, 5))]
             self.traits.add("fault")
-        elif drawn < 0.65:
+        elif drawn < 0.72:
             self.cancel_at = rng.uniform(0, 0.4)
             self.drains = rng.random() < 0.3
             self.traits.add("cancel")
@@ -391,6 +453,13 @@ class Drawn:
         if self.resources:
             found["resources"] = self.resources
         return found | {"run": {"stall": "2000s"}}
+
+
+def _sources(spec: dict[str, Any]) -> list[str]:
+    source = spec.get("from", [])
+    if isinstance(source, str):
+        return [source]
+    return list(source.values() if isinstance(source, dict) else source)
 
 
 def _sink(seen: list[Any]) -> Any:
@@ -410,7 +479,12 @@ def run(drawn: Drawn) -> testing.Simulated:
             pipeline.engine.loop.call_later(
                 drawn.cancel_at, pipeline.drain if drawn.drains else pipeline.cancel
             )
-        return await pipeline.run()
+        try:
+            return await pipeline.run()
+        finally:
+            if pipeline.engine.error is None:
+                left = _in_flight(pipeline)
+                assert not left, f"the run is over, the work is not: {left}"
 
     return testing.simulate(
         drawn.document, registry=drawn.registry, seed=drawn.seed, faults=drawn.faults, act=act, limit=LIMIT,
@@ -418,16 +492,37 @@ def run(drawn: Drawn) -> testing.Simulated:
     )  # fmt: skip
 
 
-def check(seed: int) -> set[str]:
+def check(seed: int, without: frozenset[str] = frozenset()) -> set[str]:
     """Draw, run and hold against every promise; the traits of what was drawn."""
-    drawn = Drawn(seed)
+    drawn = Drawn(seed, without)
     ran = run(drawn)
     try:
         _judge(drawn, ran)
     except AssertionError as error:
-        error.add_note(f"seed {seed}: {sorted(drawn.traits)}, faults {drawn.faults}, cancel {drawn.cancel_at}")
+        error.add_note(
+            f"seed {seed}: {sorted(drawn.traits)}, faults {drawn.faults}, cancel {drawn.cancel_at}"
+        )
         raise
     return drawn.traits
+
+
+def shrink(seed: int) -> tuple[frozenset[str], BaseException]:
+    """A seed that fails: which of its stages can be left out and it still fails, and how it does then."""
+
+    def failure(without: frozenset[str]) -> BaseException | None:
+        try:
+            check(seed, without)
+        except Exception as error:
+            return error
+        return None
+
+    without: frozenset[str] = frozenset()
+    found = failure(without)
+    assert found is not None, f"seed {seed} does not fail"
+    for name in reversed(list(Drawn(seed).stages)):
+        if (error := failure(without | {name})) is not None:
+            without, found = without | {name}, error
+    return without, found
 
 
 def _judge(drawn: Drawn, ran: testing.Simulated) -> None:
@@ -446,6 +541,7 @@ def _judge(drawn: Drawn, ran: testing.Simulated) -> None:
         assert error is None, repr(error)
         _outputs(drawn, whole=drawn.cancel_at is None)
         _settled(ran)
+        _logged(drawn, ran)
     else:
         assert isinstance(error, Cancelled), repr(error)
         _outputs(drawn, whole=False)
@@ -470,6 +566,39 @@ def _outputs(drawn: Drawn, *, whole: bool) -> None:
             assert Counter(map(repr, seen)) == Counter(map(repr, live)), f"{name} behind {stream.name}"
         elif stream.ordered and not drawn.drains:
             assert seen == live[: len(seen)], f"{name} behind {stream.name}"
+
+
+def _in_flight(pipeline: Any) -> list[str]:
+    devices = pipeline.engine.machine.world.devices.values()
+    return [stream.name for device in devices for stream in device.streams if not stream.idle]
+
+
+def _logged(drawn: Drawn, ran: testing.Simulated) -> None:
+    """What the operation log tells: sections alone, jobs in flight within bounds, retries one at a time."""
+    running: Counter[Any] = Counter()
+    in_hand: Counter[Any] = Counter()
+    sections = [(time - names[0], time) for time, kind, *names in ran.log if kind == "section"]
+    for time, kind, *names in ran.log:
+        if kind not in ("launch", "end"):
+            continue
+        stage, seq, stream, kernel = names
+        one = 1 if kind == "launch" else -1
+        if kind == "launch":
+            inside = [section for section in sections if section[0] <= time < section[1]]
+            assert not inside, f"{stage} {seq} was launched in a section"
+            assert not (kernel == stage and in_hand[stage, seq, stream]) or _many(drawn, stage), (
+                f"{stage} {seq} was launched again before its work was over"
+            )
+        in_hand[stage, seq, stream] += one if kernel == stage else 0
+        running[stream] += one if kernel == stage else 0
+        if stage in drawn.stages and not _many(drawn, stage):
+            most = drawn.stages[stage].get("in_flight", 1) * drawn.stages[stage].get("replicas", 1)
+            assert running[stream] <= most, f"{running[stream]} jobs in flight on {stream}, not {most}"
+
+
+def _many(drawn: Drawn, stage: str) -> bool:
+    """Several outputs a job, each with a kernel of its own."""
+    return stage not in drawn.stages or drawn.stages[stage]["uses"] in ("source", "flat")
 
 
 def _settled(ran: testing.Simulated) -> None:

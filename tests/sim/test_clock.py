@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import signal
 import sys
@@ -138,7 +139,7 @@ def test_the_end_closes_everything():
     assert main.task.cancelled()
 
 
-def test_a_task_that_swallows_its_cancel_does_not_hold_the_end():
+def test_a_task_that_swallows_its_cancel_does_not_hold_the_end(caplog):
     async def stubborn() -> None:
         while True:
             try:
@@ -153,6 +154,20 @@ def test_a_task_that_swallows_its_cancel_does_not_hold_the_end():
 
     with pytest.raises(KeyError, match="the program's own"):
         run(main)
+    del main.task
+    gc.collect()
+    assert caplog.records == []  # the task was given up, not lost
+
+
+def test_what_a_callback_raises_ends_the_run(caplog):
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(1, {}.__getitem__, "no such key")
+        await asyncio.sleep(1000)
+        raise AssertionError
+
+    with pytest.raises(KeyError, match="no such key"):
+        run(main)
+    assert caplog.records == []
 
 
 def test_other_threads_are_refused():

@@ -174,6 +174,103 @@ def test_a_reader_that_is_late_gets_garbage_once_the_new_owner_wrote():
     assert scene.seen is GARBAGE
 
 
+def test_what_the_dropping_host_knew_to_be_done_needs_no_order_any_more():
+    """A job given before the notice takes the block after it: no hazard, as it got the block by the drop."""
+
+    async def scene(world: World, seconds) -> None:
+        make, use = Lane(world, "make"), Lane(world, "use")
+        tensor, made = make.job(lambda: world.empty(MIB))
+        _, used = use.job(lambda: world.kernel("read", seconds(), [tensor]), waits=[made])
+        early = world.send()
+        await noticed(world, used)
+        address = tensor.data_ptr()
+        tensor = None
+        with world.on(make.host, since=early), make.device.entered(make.stream):
+            fresh = world.empty(MIB)
+            world.kernel("write", seconds(), [], [fresh])
+        assert fresh.data_ptr() == address
+
+    assert play(scene).hazards == []
+
+
+def test_what_was_kept_comes_back_once_its_stream_is_through_and_needs_no_order_then():
+    async def scene(world: World, _) -> None:
+        make, use = Lane(world, "make"), Lane(world, "use")
+        tensor, made = make.job(lambda: world.empty(MIB))
+        use.job(lambda: world.kernel("read", 1, [tensor]), waits=[made])
+        make.device.keep(tensor, use.stream)
+        address = tensor.data_ptr()
+        tensor = None
+        await asyncio.sleep(5)  # the allocator asks the device itself; no lane was told
+        fresh, _ = make.job(lambda: world.empty(MIB))
+        make.job(lambda: world.kernel("write", 1, [], [fresh]))
+        assert fresh.data_ptr() == address
+
+    assert play(scene).hazards == []
+
+
+@pytest.mark.parametrize("used", ["low", "high"])
+@pytest.mark.parametrize("taken", ["low", "high", "both"])
+def test_who_used_which_bytes_is_remembered_as_blocks_grow_together_and_are_cut(used, taken):
+    """Two neighbours, one still in use by another stream; both are dropped; one range or all is given on."""
+
+    async def scene(world: World, seconds) -> None:
+        make, use = Lane(world, "make"), Lane(world, "use")
+        (low, high), made = make.job(lambda: (world.empty(9 * MIB), world.empty(11 * MIB // 2)))
+        rest, _ = make.job(lambda: world.empty(11 * MIB // 2))  # the segment is full
+        assert high.data_ptr() - low.data_ptr() == 9 * MIB
+        old = low if used == "low" else high
+        _, mark = use.job(lambda: world.kernel("late read", seconds(), [old]), waits=[made])
+        spans = {"low": low.block.span, "high": high.block.span}
+        old = low = high = None
+        if taken == "both":
+            fresh, _ = make.job(lambda: world.empty(29 * MIB // 2))
+            assert fresh.block.span == (spans["low"][0], spans["high"][1])
+        else:
+            first, _ = make.job(lambda: world.empty(9 * MIB))
+            fresh = first
+            if taken == "high":
+                fresh, _ = make.job(lambda: world.empty(11 * MIB // 2))
+            assert fresh.block.span == spans[taken]
+        fresh, _ = make.job(lambda: fresh)
+        make.job(lambda: world.kernel("write", seconds(), [], [fresh]))
+        await noticed(world, mark)
+        del rest
+
+    assert kinds(play(scene)) == ({"reused"} if taken in (used, "both") else set())
+
+
+def test_a_block_nobody_used_in_between_hides_no_earlier_user():
+    async def scene(world: World, seconds) -> None:
+        make, use = Lane(world, "make"), Lane(world, "use")
+        tensor, made = make.job(lambda: world.empty(MIB))
+        use.job(lambda: world.kernel("late read", seconds(), [tensor]), waits=[made])
+        tensor = None
+        between, _ = make.job(lambda: world.empty(MIB))
+        del between
+        fresh, _ = make.job(lambda: world.empty(MIB))
+        make.job(lambda: world.kernel("write", seconds(), [], [fresh]))
+
+    assert kinds(play(scene)) == {"reused"}
+
+
+def test_pinned_memory_is_given_on_only_when_no_copy_uses_it_any_more():
+    async def scene(world: World, _) -> None:
+        lane = Lane(world, "lane")
+        tensor, _ = lane.job(lambda: world.empty(MIB))
+        addresses = []
+        for wait in (0, 0, 1):
+            await asyncio.sleep(wait)
+            pinned, _ = lane.job(lambda: lane.device.to_host(tensor, lane.stream))
+            addresses.append(pinned.data_ptr())
+            del pinned
+        first, second, third = addresses
+        assert first != second
+        assert third in (first, second)
+
+    assert play(scene).hazards == []
+
+
 def release(*, awaited: str):
     async def scene(world: World, seconds) -> None:
         device = world.devices["sim:0"]

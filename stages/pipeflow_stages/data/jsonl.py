@@ -71,6 +71,8 @@ class Jsonl(Stage[None, Conversation]):
             self._index(number, path)
         if not self._offsets:
             raise self._no_rows()
+        self._epoch = self._position = 0
+        self._malformed: set[int] = set()
 
     def _no_rows(self) -> PipeflowError:
         files = ", ".join(map(str, self._paths)) or "path: []"
@@ -83,21 +85,41 @@ class Jsonl(Stage[None, Conversation]):
 
     def run(self, ctx: Context) -> Iterator[Conversation]:
         with _Files(self._paths) as files:
-            epoch = 0
-            malformed: set[int] = set()
-            while self.config.epochs is None or epoch < self.config.epochs:
-                if len(malformed) == len(self._offsets):
+            while self.config.epochs is None or self._epoch < self.config.epochs:
+                if len(self._malformed) == len(self._offsets):
                     raise PipeflowError(f"{', '.join(map(str, self._paths))}: every row is malformed")
-                for index in self._order(epoch):
+                order = self._order(self._epoch)
+                while self._position < len(order):
                     if ctx.stopping:
                         return
-                    if index in malformed:
+                    index = order[self._position]
+                    self._position += 1
+                    if index in self._malformed:
                         continue  # told of once: it counts once against a budget, however often it is met
                     record = self._read(files, index)
                     if isinstance(record, Failed):
-                        malformed.add(index)
+                        self._malformed.add(index)
                     yield cast("Conversation", record)
-                epoch += 1
+                self._epoch, self._position = self._epoch + 1, 0
+
+    def state(self) -> dict[str, Any]:
+        """Which row of which epoch comes next; the order follows from the seed."""
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "rows": len(self._offsets),
+            "malformed": sorted(self._malformed),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """PipeflowError where the files have another number of rows now: their order would be another."""
+        if state["rows"] != len(self._offsets):
+            raise PipeflowError(
+                f"{', '.join(map(str, self._paths))}: {len(self._offsets)} rows, but the run that is resumed "
+                f"had {state['rows']}. Give it the same files"
+            )
+        self._epoch, self._position = state["epoch"], state["position"]
+        self._malformed = set(state["malformed"])
 
     def _order(self, epoch: int) -> Any:
         count = len(self._offsets)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator  # noqa: TC003  (the type check resolves the hints of run)
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Meta
 
@@ -69,11 +69,21 @@ class Phrases(pipeflow.Stage[None, TokenRow]):
 
     reads: ClassVar = {"book": PhraseBook}
 
+    def setup(self, ctx: Context) -> None:
+        self._next = 0
+
     def run(self, ctx: Context) -> Iterator[TokenRow]:
-        book, number = ctx.read("book"), 0
+        book = ctx.read("book")
         while True:
-            yield book.document(ctx.stage_seed, number)
-            number += 1
+            self._next += 1
+            yield book.document(ctx.stage_seed, self._next - 1)
+
+    def state(self) -> dict[str, Any]:
+        """The next document's number."""
+        return {"next": self._next}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._next = state["next"]
 
 
 class PhraseRows(Rows):

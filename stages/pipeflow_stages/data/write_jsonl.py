@@ -21,7 +21,8 @@ __all__ = ["WriteJsonl", "row_of"]
 
 class WriteJsonl(Stage[Conversation, None]):
     """Rows go to a hidden file beside `path`, which takes that name when the input has ended (so also
-    after a drain). After a fault or a cancel the hidden file is removed and an older `path` stands."""
+    after a drain). After a fault or a cancel the hidden file is removed and an older `path` stands. One that
+    a checkpoint knows stays, and a resumed run cuts it back to what it held then and goes on with it."""
 
     class Config(Options, frozen=True):
         path: OutputPath
@@ -43,6 +44,22 @@ class WriteJsonl(Stage[Conversation, None]):
             raise PipeflowError("the file is finished, and a row came after it")
         self._file.write(msgspec.json.encode(row_of(item)) + b"\n")
         self._rows += 1
+
+    def state(self) -> dict[str, Any]:
+        """What the file holds, once that is on the disk."""
+        if self._file is None:
+            raise PipeflowError("the file is finished, so there is no state of it")
+        return {"rows": self._rows, "name": self._file.name, "bytes": self._file.keep()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """PipeflowError where the file is gone, or holds less."""
+        from pipeflow_stages.files import AtomicFile
+
+        assert self._file is not None
+        path = self._file.path
+        self._file.discard()
+        self._file = AtomicFile(path, goes_on=(state["name"], state["bytes"]))
+        self._rows = state["rows"]
 
     def finish(self, ctx: Context) -> None:
         if self._file is not None:

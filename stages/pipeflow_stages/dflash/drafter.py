@@ -76,3 +76,16 @@ class DrafterResource(pipeflow.Resource):
                     "Set the same options, or start with new weights"
                 )
         return drafter.to(ctx.device)
+
+    def state(self, value: Any) -> dict[str, Any]:
+        """The weights, in float32."""
+        return {"weights": value.state_dict()}
+
+    def load(self, value: Any, state: dict[str, Any]) -> None:
+        value.load_state_dict(state["weights"])
+
+    def snapshot(self, value: Any) -> Any:
+        """Weights and buffers are cloned, without gradients; the host waits for none of it."""
+        import copy
+
+        return copy.deepcopy(value)

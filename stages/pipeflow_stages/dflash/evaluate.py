@@ -64,7 +64,8 @@ class Evaluate(pipeflow.Stage[object, None]):
             )
         constant = constant_tau([(row.input_ids, row.loss_mask) for row in rows], drafter.config.block_size)
         ctx.report(tau_constant=round(constant.tau, 6))
-        self._teacher_forced(ctx, step=0, report="tau_start")
+        if not ctx.resumed:  # then it was measured, before the first step
+            self._teacher_forced(ctx, step=0, report="tau_start")
 
     def _batch(self, target: Any, rows: list[TokenRow], device: str) -> tuple[Any, Any, Any, list[list[int]]]:
         """Rows of like length, padded on the right, with their features: the target is frozen, so once."""

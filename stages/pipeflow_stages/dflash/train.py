@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
@@ -106,6 +106,24 @@ class Train(pipeflow.Stage[Packed, Step]):
         if self._step == 1:
             ctx.report(loss_first=loss)
         return Step(self._step, loss, item.tokens)
+
+    def state(self) -> dict[str, Any]:
+        """Steps and tokens so far, and what AdamW keeps of each parameter, in their order."""
+        kept = [dict(self._optimizer.state.get(parameter, {})) for parameter in self._parameters]
+        return {"step": self._step, "tokens": self._tokens, "optimizer": kept}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """PipeflowError where the drafter has other parameters now."""
+        kept = state["optimizer"]
+        if len(kept) != len(self._parameters):
+            raise PipeflowError(
+                f"the checkpoint is of {len(kept)} parameters, the drafter has {len(self._parameters)}"
+            )
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict(
+            {"state": {index: one for index, one in enumerate(kept) if one}, "param_groups": groups}
+        )
+        self._step, self._tokens = state["step"], state["tokens"]
 
     def _loss(self, item: Packed, drafter, target) -> tuple[Tensor, Tensor, Tensor]:
         import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta
 
@@ -48,6 +48,13 @@ class DropLoops(Stage[Conversation, Conversation]):
             return item
         ctx.log(**{"dropped_looping" if looping else "dropped_cut": 1}, source=item.source, kind=item.kind)
         return cast("Conversation", DROP)
+
+    def state(self) -> dict[str, Any]:
+        """The counts."""
+        return {"looping": self._looping, "cut": self._cut, "kept": self._kept}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._looping, self._cut, self._kept = state["looping"], state["cut"], state["kept"]
 
     def _loops(self, text: str) -> bool:
         return repeats(units(text), self.config.words) >= self.config.times

@@ -46,6 +46,11 @@ class Broadcast(pipeflow.Stage[Trigger, Trigger]):
         found = versions(ctx.output(self.config.path))
         self._number = int(found[-1].name[1:]) if found else 0
 
+    def state(self) -> dict[str, Any]:
+        """Nothing: the versions on the disk say which number comes next. What a run published after its last
+        checkpoint stays there, and is published again under a new number."""
+        return {}
+
     def run(self, item: Trigger, ctx: Context) -> Trigger:
         from pipeflow_stages.weights.filesystem import publish, remove, versions
 

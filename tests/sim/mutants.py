@@ -1,0 +1,286 @@
+"""One-line mutations of the engine, each of which breaks a promise, and what of the suite must see it.
+
+`python tests/sim/mutants.py NAME` runs that against the mutated engine: exit 1 if something failed, as it
+must, 0 if the mutant survived. Most are killed by random graphs on the simulated machine; where a promise is
+about a phase that those do not reach, by a test of it.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+GRAPHS = 400
+"""Random graphs at most; most mutants die within the first few."""
+
+
+class Mutant(NamedTuple):
+    """`by` is a test of the suite (`file::name`), or None for random graphs."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    by: str | None = None
+
+
+MUTANTS = [
+    Mutant(
+        "a stream does not wait for its inputs",
+        "pipeflow.launching",
+        "return [fence.mark for fence in fences if fence.mark is not None]",
+        "return []",
+    ),
+    Mutant(
+        "a host stage does not wait for its inputs",
+        "pipeflow.runner",
+        "if taken is None or (self.on_host and self._awaits(taken)):",
+        "if taken is None:",
+    ),
+    Mutant(
+        "a credit comes back before the fence is reached",
+        "pipeflow.job",
+        "return self.returned and self.unreached == 0 and not self.launching",
+        "return self.returned and not self.launching",
+    ),
+    Mutant(
+        "an item is dropped before its last consumer is through",
+        "pipeflow.handover",
+        "if item.holds == 0:",
+        "if item.holds <= 1 and item.value is not None:",
+    ),
+    Mutant(
+        "a gap keeps its credit",
+        "pipeflow.edge",
+        "self.untake()\n            self._put_gap(seq)",
+        "pass\n            self._put_gap(seq)",
+    ),
+    Mutant(
+        "what `every` passes over keeps its credit",
+        "pipeflow.edge",
+        "                if charged:\n                    self.untake()\n                return False",
+        "                return False",
+    ),
+    Mutant(
+        "a retired item keeps its credit",
+        "pipeflow.edge",
+        '"""The item retired at the consumer."""\n        self.credits -= 1',
+        '"""The item retired at the consumer."""',
+    ),
+    Mutant(
+        "`every` counts from the first",
+        "pipeflow.edge",
+        "return self.every == 1 or (seq + 1) % self.every == 0",
+        "return self.every == 1 or seq % self.every == 0",
+    ),
+    Mutant(
+        "no item beyond the budget for an unfinished batch",
+        "pipeflow.edge",
+        "if self.credits == self.gathered:  # an idle edge too",
+        "if self.credits == 0:",
+    ),
+    Mutant(
+        "a lease is not waited for",
+        "pipeflow.resource",
+        "if self.writing or (write and self.readers):",
+        "if False:",
+        "tests/engine/test_resources.py::test_a_stream_of_readers_does_not_starve_the_writer",
+    ),
+    Mutant(
+        "a reader's stream does not wait for the last write",
+        "pipeflow.resource",
+        "fences = [self.write_fence, *self.read_fences] if write else [self.write_fence]",
+        "fences = [self.write_fence, *self.read_fences] if write else []",
+    ),
+    Mutant(
+        "a writer's stream does not wait for the reads since",
+        "pipeflow.resource",
+        "fences = [self.write_fence, *self.read_fences] if write else [self.write_fence]",
+        "fences = [self.write_fence]",
+    ),
+    Mutant(
+        "a pinned reader does not hold the writer back",
+        "pipeflow.runner",
+        "            if edge.pinned:\n                self.pins += 1\n        job.charged = edges",
+        "        job.charged = edges",
+    ),
+    Mutant(
+        "a pin is taken off before the reader has launched",
+        "pipeflow.outcome",
+        "if runner.relays and runner.pins:",
+        "if False:",
+    ),
+    Mutant(
+        "outputs leave as they come, ordered or not",
+        "pipeflow.handover",
+        "    if not runner.ordered:\n        return _emit_reached(runner)",
+        "    return _emit_reached(runner)",
+    ),
+    Mutant(
+        "a lane takes more than its jobs in flight",
+        "pipeflow.runner",
+        "if self.free and self._start():",
+        "if self._start():",
+    ),
+    Mutant(
+        "a barrier does not wait for launches in scope",
+        "pipeflow.barrier",
+        "            await gate.quiet()\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a launch passes a closed gate",
+        "pipeflow.runner",
+        "return lane if lane.gate is None or lane.gate.open else None",
+        "return lane",
+    ),
+    Mutant(
+        "a launch leaves its gate as it returns",
+        "pipeflow.launching",
+        "lane.gate.leave(lane, self.number)",
+        "lane.gate.leave(lane, job.number)",
+    ),
+    Mutant(
+        "gates open after a fault in the section",
+        "pipeflow.barrier",
+        "if self.engine.admitting:  # after a fault",
+        "if True:  # after a fault",
+        "tests/engine/test_barrier.py::test_a_fault_in_the_section_ends_the_run_and_gates_stay_closed",
+    ),
+    Mutant(
+        "the end of one run opens another one's gates",
+        "pipeflow.barrier",
+        "if self._holder is not holder:",
+        "if False:",
+        "tests/engine/test_barrier.py::test_the_end_of_one_pipeline_does_not_open_another_ones_gates",
+    ),
+    Mutant(
+        "a drain is skipped",
+        "pipeflow.barrier",
+        'await self.engine.off_loop(device.drain, f"drain of {device.name}")',
+        "pass",
+        "tests/sim/test_promises.py::test_a_barrier_drains_what_no_fence_stands_behind",
+    ),
+    Mutant(
+        "a barrier passes selected gaps by",
+        "pipeflow.barrier",
+        "self._gaps.extend(self.inputs.gaps())",
+        "self.inputs.gaps()",
+    ),
+    Mutant(
+        "a barrier does not fire at the end",
+        "pipeflow.barrier",
+        "if any(edge.since_selected for edge in self.inputs.edges) and not self._since_end:",
+        "if False:",
+    ),
+    Mutant(
+        "a retry does not wait for its fence",
+        "pipeflow.outcome",
+        "fence.when_reached(partial(_again, runner, job))",
+        "_again(runner, job)",
+    ),
+    Mutant(
+        "a stage ends while a lane is busy",
+        "pipeflow.runner",
+        "            if lane.busy:\n                return\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a failed fence counts as reached",
+        "pipeflow.launching",
+        "            device_fault(self._runner, self._lane, self.number, fault)\n            return\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a cancelled run keeps what is queued",
+        "pipeflow.release",
+        "    for runner in engine.nodes:\n        _release(runner)\n",
+        "",
+    ),
+    Mutant(
+        "what is stuck is freed under the device's work",
+        "pipeflow.release",
+        "    _held.append(engine)",
+        "    release_all(engine)",
+        "tests/sim/test_promises.py::test_what_is_stuck_is_never_freed",
+    ),
+    Mutant(
+        "a list fan-in takes no turns",
+        "pipeflow.inputs",
+        "        taken.parts[0][0].pop()\n        self._advance()",
+        "        taken.parts[0][0].pop()",
+    ),
+    Mutant(
+        "a gather forgets its last batch",
+        "pipeflow.inputs",
+        "return self._edge.ended and not self._open",
+        "return self._edge.ended",
+    ),
+    Mutant(
+        "versions are those of the step before",
+        "pipeflow.launching",
+        "shared.step = job.seq + 1 if job.seq is not None else shared.step + 1",
+        "shared.step = job.seq if job.seq is not None else shared.step + 1",
+    ),
+    Mutant(
+        "an overwritten item is not noticed",
+        "pipeflow.lifetime",
+        "if version is not None and tensor._version != version:",
+        "if False:",
+        "tests/engine/test_lifetime.py",
+    ),
+]
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    mutant: Mutant
+
+    def get_code(self, fullname: str) -> Any:
+        path = self.get_filename(fullname)
+        source = Path(path).read_text(encoding="utf-8")
+        if source.count(self.mutant.old) != 1:
+            raise SystemExit(f"{self.mutant.name}: its line is there {source.count(self.mutant.old)} times")
+        return compile(source.replace(self.mutant.old, self.mutant.new), path, "exec")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, mutant: Mutant) -> None:
+        self.mutant = mutant
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != self.mutant.module:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        assert spec is not None
+        assert spec.origin is not None
+        loader = _Loader(fullname, spec.origin)
+        loader.mutant = self.mutant
+        return importlib.util.spec_from_file_location(fullname, spec.origin, loader=loader)
+
+
+def survives(mutant: Mutant) -> bool:
+    """Mutate the engine of this process, and run what must see it. Once a process."""
+    sys.meta_path.insert(0, _Finder(mutant))
+    if mutant.by is not None:
+        import pytest
+
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--timeout", "60"]
+        return pytest.main([*options, mutant.by]) == 0
+    import graphs
+
+    for seed in range(GRAPHS):
+        try:
+            graphs.check(seed)
+        except Exception as error:
+            print(f"seed {seed}: {error!r}"[:500])
+            return False
+    return True
+
+
+if __name__ == "__main__":
+    (wanted,) = (mutant for mutant in MUTANTS if mutant.name == sys.argv[1])
+    sys.exit(0 if survives(wanted) else 1)
