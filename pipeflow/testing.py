@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from pipeflow.check import Report
     from pipeflow.registry import Registry
 
-__all__ = ["GARBAGE", "Fault", "Hazard", "OutOfMemory", "SimTensor", "Simulated", "World", "current_world", "empty", "kernel",
-           "note", "read", "release_cache",
-           "simulate", "work", "write"]  # fmt: skip
+__all__ = ["GARBAGE", "Fault", "Hazard", "OutOfMemory", "SimTensor", "Simulated", "World", "current_world",
+           "empty", "kernel", "note", "read", "release_cache", "simulate", "work", "write"]  # fmt: skip
 
 LIMIT = 1e6
 """Virtual seconds after which a run is taken to hang."""

@@ -14,7 +14,7 @@ from pipeflow.stage import Kind, Resource, Stage, kind_of
 
 __all__ = ["command"]
 
-TRAITS = ("device", "stateful", "mutates", "guarded", "releases", "background", "inline",
+TRAITS = ("device", "stateful", "mutates", "guarded", "at_start", "releases", "background", "inline",
           "needs_fixed_segments", "autotunes", "guards_autotuner")  # fmt: skip
 
 

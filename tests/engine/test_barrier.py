@@ -14,7 +14,7 @@ from flows import LIMIT, collector, fine, flow, go, heard, in_loop, settled, unt
 from test_resources import Box
 
 from pipeflow import DROP, Cancelled, Pipeline, StageError, stage
-from pipeflow.barrier import Gate, gates_of_this_loop
+from pipeflow.barrier import BarrierRunner, Gate, gates_of_this_loop
 from pipeflow.stage import Stage
 
 if TYPE_CHECKING:
@@ -161,12 +161,26 @@ def test_it_fires_on_each_selected_gap_and_holds_the_writer_meanwhile(tmp_path: 
     assert seen == [(0, 3), (1, 6), (2, 10)]
 
 
-def test_a_fault_in_the_section_ends_the_run_and_gates_stay_closed(tmp_path: Path) -> None:
+def test_a_fault_in_the_section_ends_the_run_and_gates_stay_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other pipelines of the loop share them: they go on once this one is gone, not while its lanes come back."""
     busy, seen = Busy(), []
+    section = BarrierRunner._section
+    left_open: list[bool] = []
+
+    async def looked_at(self: BarrierRunner, *arguments: Any) -> Any:
+        try:
+            return await section(self, *arguments)
+        finally:
+            left_open.append(any(gate.open for _, gate in self.scope))
+
+    monkeypatch.setattr(BarrierRunner, "_section", looked_at)
     outcome = go(tmp_path, files(100, every=4), uses(busy, seen, fails_at=1), resources=RESOURCES)
     assert isinstance(outcome.error, StageError)
     assert "stage 'p', item 1: ValueError: disk full" in str(outcome.error)
     assert outcome.runner("w").counters.started == 8
+    assert left_open == [True, False], "open after the first, closed after the one that failed"
 
 
 def test_a_skipped_fault_in_the_section_goes_on(tmp_path: Path) -> None:

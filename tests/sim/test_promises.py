@@ -57,16 +57,16 @@ def chain() -> dict[str, Any]:
 def test_what_is_stuck_is_never_freed() -> None:
     """A kernel that never ends may still write its buffers, and so may all behind it: they are leaked, those
     in queues too, also when nobody holds the pipeline any more (axiom 4.3)."""
-    hang = testing.Fault("hang", stage="second")
+    hang = testing.Fault("hang", stage="first")
     file = chain()
-    file["stages"]["second"]["in_flight"] = 4
+    file["stages"]["first"]["in_flight"] = 4
     ran = testing.simulate(file, registry=registry(), faults=[hang])
     assert isinstance(ran.error, StallError)
-    assert "second[0], in the fence of item 0" in str(ran.error)
+    assert "first[0], in the fence of item 0" in str(ran.error)
     ran.pipeline = None
     ran.error = None
     gc.collect()
-    assert ran.world.devices["cuda:0"].allocator.used >= 8 * 4096, "four inputs, four outputs"
+    assert ran.world.devices["cuda:0"].allocator.used >= 5 * 4096, "one in work, three queued, one made of it"
     assert not ran.hazards
 
 
