@@ -22,11 +22,13 @@ class Fence:
     the fence is reached. A launch whose mark was passed as it came back shares `REACHED`.
     """
 
-    __slots__ = ("_waiters", "mark", "reached")
+    __slots__ = ("_waiters", "at", "mark", "reached")
 
     def __init__(self, mark: Mark | None = None) -> None:
         self.mark = mark
         self.reached = False
+        self.at = 0.0
+        """When the host heard that it is reached."""
         self._waiters: list[Callable[[], None]] | None = None
 
     def when_reached(self, then: Callable[[], None]) -> None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["emit", "hand_over", "retire_input", "retire_job", "retire_unused"]
 
 
+LOOK_EVERY = 16
+"""Of so many outputs one is looked at for its bytes."""
+
+
 def emit(runner: Runner) -> bool:
     """Hand over what is ready: in order, or as fences are reached."""
     if not runner.ordered:
@@ -66,6 +70,9 @@ def hand_over(runner: Runner, output: Output) -> None:
         tickets=output.tickets,
         stamp=output.stamp,
     )
+    if item.stamp is not None and runner.counters.made % LOOK_EVERY == 1:
+        size = sum(buffer.nbytes for buffer in runner.buffers(item))
+        runner.counters.largest = max(runner.counters.largest, size)
     item.holds = 1  # its own fence's, and this call's while edges take it
     for ticket in item.tickets:
         ticket.carriers += 1
@@ -107,6 +114,7 @@ def retire_job(runner: Runner, job: Job) -> None:
     if lane is None:
         return
     runner.counters.done += 1
+    runner.counters.taken += len(job.parts)
     runner.counters.latency += runner.engine.now() - job.started
     lane.busy -= 1
     runner.free += 1

@@ -62,6 +62,8 @@ class Lane:
         self.in_flight = in_flight
         self.timeout = timeout
         """Seconds for one job."""
+        self.reached_at = 0.0
+        """When its last fence was reached."""
         self.busy = 0
         """Jobs started and not over."""
         self.launcher: Launcher = None  # type: ignore[assignment]  # set by the runner, which owns threads

@@ -10,6 +10,7 @@ from pipeflow.error_text import error_text
 from pipeflow.errors import DeviceError, StageError
 from pipeflow.fence import REACHED, Fence
 from pipeflow.job import END
+from pipeflow.observe.profile import observe
 from pipeflow.snapshot import copy_first
 
 if TYPE_CHECKING:
@@ -97,17 +98,21 @@ def device_fault(runner: Runner, lane: Lane, number: int | None, error: BaseExce
 class Launch:
     """The call and what becomes of it. Only `call` runs on the lane's thread."""
 
-    __slots__ = ("_context", "_fence", "_job", "_lane", "_runner", "_waits", "number", "timer")
+    __slots__ = ("_context", "_fence", "_job", "_waits", "awaited", "lane", "number", "runner", "submitted",
+                 "timer")  # fmt: skip
 
     def __init__(
         self, runner: Runner, job: Job, lane: Lane, waits: Sequence[Mark], context: Context | None
     ) -> None:
-        self._runner = runner
+        self.runner = runner
         self._job = job
         self.number = job.number
         """Of its item. A source's job has another one for each step, and may be steps ahead of its fences."""
-        self._lane = lane
+        self.lane = lane
         self._waits = waits
+        self.submitted = runner.engine.now()
+        self.awaited = [item.fence for _, item in job.parts if not item.fence.reached]
+        """Fences of inputs that its stream waits for."""
         self._context = context
         self._fence: Fence | None = None
         """Where its mark was not passed when it returned."""
@@ -117,14 +122,14 @@ class Launch:
         return f"item {self.number}"
 
     def call(self) -> Launched:
-        return self._lane.launch(self._job, self._waits, self._context)
+        return self.lane.launch(self._job, self._waits, self._context)
 
     def call_async(self) -> Awaitable[Launched]:
-        return self._lane.launch_async(self._job, self._waits, self._context)
+        return self.lane.launch_async(self._job, self._waits, self._context)
 
     def returned(self, launched: Launched | None, error: BaseException | None) -> None:
         """Stage code came back (on the loop)."""
-        runner, job, lane = self._runner, self._job, self._lane
+        runner, job, lane = self.runner, self._job, self.lane
         engine = runner.engine
         engine.in_hand -= 1
         engine.progress += 1
@@ -136,6 +141,7 @@ class Launch:
         if lane.leases and not job.leased:
             lane.leases.give_back(fence, job.held)
         runner.counters.host_seconds += launched.seconds
+        runner.counters.launches += 1
         if runner.writes and launched.error is None and launched.value is not END:
             self._written()
         if fence.reached:
@@ -153,7 +159,7 @@ class Launch:
 
     def _written(self) -> None:
         """A writer's step gave its resources their next version (axiom 3.3)."""
-        runner, job = self._runner, self._job
+        runner, job = self.runner, self._job
         for shared in runner.writes:
             if shared.follows is None:
                 shared.step = job.seq + 1 if job.seq is not None else shared.step + 1
@@ -169,35 +175,37 @@ class Launch:
 
     def _passed(self, _: Any, fault: BaseException | None) -> None:
         """The mark was awaited off the loop."""
-        engine = self._runner.engine
+        engine = self.runner.engine
         engine.in_hand -= 1
         engine.progress += 1
         if fault is not None:
-            device_fault(self._runner, self._lane, self.number, fault)
+            device_fault(self.runner, self.lane, self.number, fault)
             return
         self._reached()
         assert self._fence is not None
+        self._fence.at = engine.now()
+        observe(self, self._fence.at)
         self._fence.reach()
-        handover.retire_job(self._runner, self._job)
-        self._runner.wake()
+        handover.retire_job(self.runner, self._job)
+        self.runner.wake()
 
     def _reached(self) -> None:
         """The host knows that the launch's device work is done."""
-        job, lane, context = self._job, self._lane, self._context
+        job, lane, context = self._job, self.lane, self._context
         if self.timer is not None:
             self.timer.cancel()
         if lane.gate is not None and lane.enqueue is None:
             lane.gate.leave(lane, self.number)
         job.unreached -= 1
         if context is not None and (context.logged or context.reported):
-            self._runner.engine.logged(self._runner, self.number, context)
+            self.runner.engine.logged(self.runner, self.number, context)
 
     def over_time(self) -> None:
         """A thread cannot be interrupted, so the run ends; what is still stuck then is named at its close."""
-        self._runner.engine.fail(
+        self.runner.engine.fail(
             StageError(
-                f"still at work after its timeout of {self._lane.timeout:g} s",
-                stage=self._runner.name,
+                f"still at work after its timeout of {self.lane.timeout:g} s",
+                stage=self.runner.name,
                 sequence=self.number,
             )
         )

@@ -25,6 +25,7 @@ from pipeflow.errors import Cancelled, DocumentError, GraphError, PipeflowError,
 from pipeflow.loading import Loader
 from pipeflow.machine import ThreadMachine
 from pipeflow.observe.folder import RunFolder
+from pipeflow.observe.profile import profile
 from pipeflow.observe.summary import Summary, summarise
 from pipeflow.settle import to_the_end
 
@@ -101,6 +102,7 @@ class Pipeline:
     def _tell(self) -> Summary:
         self.told = self.summary()
         self._engine.folder.summary(self.told)
+        self._engine.folder.profile(profile(self._assembly.runners))
         return self.told
 
     async def submit(self, item: Any, *, to: str | None = None) -> Any:
@@ -271,6 +273,7 @@ async def open_pipeline(
     opening: Callable[[Pipeline], None] | None = None,
     strict: bool = False,
     debug_sync: bool = False,
+    resume: str | None = None,
 ) -> AsyncGenerator[Pipeline]:
     """Check a file (or a mapping of the same shape), load it, and hand over the open pipeline.
 
@@ -278,6 +281,7 @@ async def open_pipeline(
     PipeflowError where loading fails. `opening` is called with the pipeline before it loads, so that a load
     can be drained or cancelled too. `strict`: a logged loss that is not finite fails the run.
     `debug_sync`: wait for the device after every launch, so that a fault is laid at the right call.
+    `resume`: in place of the file's `run.resume`; a folder is taken from the working folder.
 
     On exit without an error a pipeline that still takes items is drained.
     """
@@ -288,7 +292,7 @@ async def open_pipeline(
     if report.errors:
         raise GraphError(report.errors)
     wanted = Path(run_dir) if run_dir is not None else None
-    place = await machine.off_loop(lambda: find(report, wanted), "resume")
+    place = await machine.off_loop(lambda: find(report, wanted, resume), "resume")
     folder = RunFolder(place.run_dir, report.document.scrub)
     opened = open_checked(
         report,

@@ -26,8 +26,8 @@ from pipeflow.observe.counters import Counters
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeflow.device.base import Buffer
     from pipeflow.checkpoint.station import Station
+    from pipeflow.device.base import Buffer
     from pipeflow.edge import Edge
     from pipeflow.engine import Engine
     from pipeflow.inputs import Policy, Taken

@@ -143,8 +143,8 @@ class Stage(Generic[In, Out]):
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint saves of this stage: a dict of JSON values and tensors, nested at will; as it is
-        after the last item. Called on its lane between two items (a source: while its generator waits behind a
-        record). The engine copies the tensors, so it neither copies them nor waits for the device.
+        after the last item. Called on its lane between two items (a source: while its generator waits behind
+        a record). The engine copies the tensors, so it neither copies them nor waits for the device.
         """
         return {}
 

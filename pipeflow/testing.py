@@ -14,6 +14,7 @@ and the same seed gives the same run.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any
 
 from pipeflow.check import check_document
@@ -27,7 +28,6 @@ from pipeflow.sim.machine import SimMachine, device_names
 from pipeflow.sim.stages import current_world
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from pipeflow.check import Report
@@ -69,6 +69,11 @@ class Simulated:
         """What summary.json would hold."""
         return self._folder.told
 
+    @property
+    def profile(self) -> dict[str, Any]:
+        """What profile.json would hold: costs by stage."""
+        return self._folder.costs
+
     def lines(self, name: str) -> list[dict[str, Any]]:
         """A file of JSON lines of the run folder: `metrics.jsonl`, `log.jsonl`, `dead_letter.jsonl`."""
         return self._folder.lines.get(name, [])
@@ -95,14 +100,10 @@ def simulate(
     open pipeline (default: `run`). `limit`: virtual seconds. More options are the World's (`lag`, `jitter`).
     Raises DocumentError or GraphError for a file that is wrong; what the run raises is in `error`.
     """
-    document = (
-        from_dict(source, overrides=overrides)
-        if isinstance(source, dict)
-        else load(
-            source,
-            overrides=overrides,  # type: ignore[arg-type]
-        )
-    )
+    if isinstance(source, (str, os.PathLike)):
+        document = load(source, overrides=overrides)
+    else:
+        document = from_dict(source, overrides=overrides)
     report = check_document(document, registry=registry)
     return simulate_checked(
         report, seed=seed, ignore=ignore, faults=faults, devices=devices, act=act, debug_sync=debug_sync,

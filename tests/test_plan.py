@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -58,6 +59,54 @@ def test_costs_are_read_from_overrides_and_from_a_profile() -> None:
     found = planned("", profile=told)
     assert found.seconds_per_step == pytest.approx(3.0, abs=0.02)
     assert found.bottleneck["stage"] == "train"
+
+
+def test_a_plan_from_a_runs_profile_tells_what_happened() -> None:
+    """Stages with code of their own, simulated once; then planned from the costs that the run noted."""
+    from pipeflow import Registry, Stage, testing
+
+    class Batches(Stage[None, int]):
+        def run(self):
+            for number in range(60):
+                testing.work(0.01, lock=False)
+                yield number
+
+    def on_device(seconds: float, nbytes: int) -> Any:
+        class Kernel(Stage[Any, Any]):
+            device = True
+
+            def run(self, item: Any) -> Any:
+                testing.work(0.002)
+                out = testing.empty(nbytes)
+                testing.kernel(seconds, list(tensors_in(item)), [out])
+                return out
+
+        return Kernel
+
+    from pipeflow.device.base import tensors_in
+
+    registry = Registry()
+    uses = {"batches": Batches, "target": on_device(0.3, 1 << 20), "train": on_device(0.2, 512)}
+    for name, cls in uses.items():
+        registry.add(name, cls)
+    stages = {
+        "batches": {"uses": "batches"},
+        "target": {"uses": "target", "from": "batches", "on": ["cuda:0", "cuda:1"], "in_flight": 2},
+        "train": {"uses": "train", "from": "target", "on": "cuda:2", "in_flight": 2},
+    }
+    file = {"pipeflow": 1, "name": "t", "stages": stages, "run": {"step": "train"}}
+    ran = testing.simulate(file, registry=registry)
+    assert ran.error is None
+    costs = ran.profile["stages"]
+    assert costs["batches"]["duration"] == pytest.approx(0.01, rel=0.01)
+    assert costs["target"]["duration"] == pytest.approx(0.3, rel=0.02)
+    assert costs["train"]["duration"] == pytest.approx(0.2, rel=0.02)
+    assert costs["target"]["host"] == pytest.approx(0.002, rel=0.5)
+    assert costs["target"]["bytes"] == 1 << 20
+    told = msgspec.convert(costs, dict[str, SimSpec])
+    found = plan(check_document(from_dict(file), registry=registry), profile=told)
+    happened = (ran.seconds - 0.3) / 60
+    assert found.seconds_per_step == pytest.approx(happened, rel=0.05)
 
 
 def test_a_host_stage_can_be_the_bottleneck() -> None:

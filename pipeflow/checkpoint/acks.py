@@ -7,7 +7,7 @@ is used twice in that part (at least once).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,21 +61,24 @@ class Acks:
         job.tickets = (ack,)
         self._open.setdefault(source, []).append(ack)
 
-    def freeze(self) -> None:
+    def freeze(self, sources: Iterable[Runner]) -> None:
         """The stage `of` stands still: what is not through now is read again."""
-        for source, acks in self._open.items():
+        for source in sources:
+            acks = self._open.get(source, [])
             left = [ack for ack in acks if ack.carriers]
             self._open[source] = left
             self._frozen[source] = (_made(source), [ack.number for ack in left])
 
-    def records(self, source: Runner) -> tuple[int, dict[str, Any]]:
-        """The first record that is read again, and the facts by which those behind it that are through are
-        passed over."""
-        made, open_ = self._frozen.get(source, (_made(source), []))
-        first = min(open_, default=made)
-        skipped = self._through.get(source, frozenset())
-        acked = sorted((set(range(first, made)) - set(open_)) | {n for n in skipped if n >= first})
-        return first, {"acked": acked}
+    def first_open(self, source: Runner) -> int:
+        """The first record that is read again."""
+        made, waiting = self._frozen[source]
+        return min(waiting, default=made)
+
+    def through(self, source: Runner, begin: int) -> list[int]:
+        """Those from `begin` on that are through, so that a resumed run passes them over."""
+        made, waiting = self._frozen[source]
+        before = {number for number in self._through.get(source, ()) if number >= made}
+        return sorted({*range(begin, made), *before} - {*waiting})
 
 
 def _made(source: Runner) -> int:

@@ -76,9 +76,8 @@ def _unordered(station: Station, need: int | None, acks: Acks) -> Part:
     """Sources begin at the first record that is not through; others number on behind what was used."""
     runner = station.runner
     if runner.source:
-        first, acked = acks.records(runner)
-        point = _newest(station, first)
-        part = Part({**point.facts, **acked}, point.out)
+        point = _newest(station, acks.first_open(runner))
+        part = Part({**point.facts, "acked": acks.through(runner, point.out)}, point.out)
         part.states, part.tensors = point.states, point.tensors
         return part
     facts = station.facts_now()

@@ -37,16 +37,19 @@ class Place(NamedTuple):
     saved: Saved | None
 
 
-def find(report: Report, run_dir: Path | None) -> Place:
-    """Follow `run.resume`. PipeflowError where it names nothing whole, or `auto` finds another file's run."""
+def find(report: Report, run_dir: Path | None, resume: str | None = None) -> Place:
+    """Follow `run.resume`, or what a caller says in its place. PipeflowError where it names nothing whole, or `auto` finds another file's run."""
     spec = report.spec
     assert spec is not None
     new = run_dir if run_dir is not None else default_run_dir(spec.name)
-    resume = spec.run.resume
+    base = Path.cwd() if resume is not None else report.document.folder
+    resume = resume or spec.run.resume
     if resume == "never":
         return Place(new, None)
+    if spec.run.checkpoint is None:
+        raise PipeflowError("--resume: the file has no `run.checkpoint`, so there is nothing to go on from")
     if resume != "auto":
-        return _named(report, resume, run_dir)
+        return _named(base / Path(resume).expanduser(), run_dir)
     folders = [run_dir] if run_dir is not None else _runs(spec.name, new.parent)
     for folder in folders:
         found = store.committed(folder)
@@ -54,15 +57,15 @@ def find(report: Report, run_dir: Path | None) -> Place:
             differ = _differences(folder, report)
             if differ:
                 raise PipeflowError(
-                    f"run.resume: auto: {folder} was made by another file ({_listed(differ)}). Name the folder "
-                    "(run.resume, --resume) to go on from it all the same, or set run.resume: never"
+                    f"run.resume: auto: {folder} was made by another file ({_listed(differ)}). Name "
+                    "the folder (run.resume, --resume) to go on all the same, or set run.resume: never"
                 )
             return Place(folder, store.read(found[-1]))
     return Place(new, None)
 
 
-def _named(report: Report, resume: str, run_dir: Path | None) -> Place:
-    path = Path(os.path.abspath(report.document.folder / Path(resume).expanduser()))
+def _named(path: Path, run_dir: Path | None) -> Place:
+    path = Path(os.path.abspath(path))
     if store.step_of(path) is not None:
         folder, found = path.parent.parent, [path] if path in store.committed(path.parent.parent) else []
     else:

@@ -155,7 +155,7 @@ class Saver:
         """The stage `of` stands at its cut."""
         self._step = self._last_step = step
         if self._acks is not None:
-            self._acks.freeze()
+            self._acks.freeze(station.runner for station in self._stations if station.runner.source)
 
     def wants_last(self, station: Station) -> bool:
         """Whether the state in which a stage ends is still to be taken."""
@@ -182,7 +182,7 @@ class Saver:
             self._scores[step] = float(line[key])
 
     def new_record(self, source: Runner, job: Job) -> bool:
-        """Whether a record is one that was not through before the run was resumed; from now on it is known."""
+        """Whether a record was not through before the run was resumed; from now on it is known."""
         if self._acks is None:
             return True
         if self._acks.through_before(source, job.number):
@@ -234,15 +234,13 @@ class Saver:
         run_dir = engine.folder.path
         path = run_dir / store.FOLDER / f"step-{step:08d}"
 
-        def write() -> bool:
-            written = store.write(path, document, tensors, lambda: not engine.failed)
-            if written:
-                store.prune(run_dir, self.spec.keep, self._best(step), step)
-            return written
+        def write() -> None:
+            store.write(path, document, tensors)
+            store.prune(run_dir, self.spec.keep, self._best(step), step)
 
         try:
-            if await engine.off_loop(write, f"writes {path.name}"):
-                engine.note("checkpoint", step=step)
+            await engine.off_loop(write, f"writes {path.name}")
+            engine.note("checkpoint", step=step)
         except Exception as error:
             engine.fail(error)
         finally:

@@ -17,10 +17,11 @@ import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pipeflow.device.base import imported_torch
+from pipeflow.errors import PipeflowError
 from pipeflow.observe.folder import FolderError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 __all__ = ["DOCUMENT", "FOLDER", "TENSORS", "Saved", "clear_halves", "committed", "prune", "read", "step_of",
@@ -75,10 +76,10 @@ def _document(path: Path) -> dict[str, Any] | None:
 
 
 def read(path: Path) -> Saved:
-    """A checkpoint with its tensors, on the CPU. FolderError where it is not whole."""
+    """A checkpoint with its tensors, on the CPU. PipeflowError where it is not whole."""
     document = _document(path)
     if document is None:
-        raise FolderError(path, OSError(0, "it is not a whole checkpoint"))
+        raise PipeflowError(f"{path}: it is not a whole checkpoint. Take another one")
     tensors = _read_tensors(path / TENSORS) if TENSORS in document["files"] else {}
     return Saved(path, document, tensors)
 
@@ -89,10 +90,8 @@ def clear_halves(run_dir: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def write(
-    path: Path, document: Mapping[str, Any], tensors: Mapping[str, Any], wanted: Callable[[], bool]
-) -> bool:
-    """Write a checkpoint. `wanted` is asked last, just before it appears; False: it does not, nor does this.
+def write(path: Path, document: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+    """Write a checkpoint. It appears last, in one step.
 
     FolderError where the disk is full or the folder cannot be written; whatever stood there stands.
     """
@@ -104,15 +103,12 @@ def write(
             text = json.dumps({**document, "format": FORMAT, "files": sizes}, allow_nan=False)
             _write_file(beside / DOCUMENT, [text.encode()])
             _sync(beside)
-            if not wanted():
-                return False
             _replace(beside, path)
             _sync(path.parent)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
     except OSError as error:
         raise FolderError(path, error) from error
-    return True
 
 
 def prune(run_dir: Path, keep: int, spare: Iterable[int], newest: int) -> None:

@@ -33,6 +33,9 @@ FORCED = 130
 @click.argument("file", metavar="FILE")
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option("--run-dir", metavar="DIR", help="Where the run's files go; default runs/NAME-DATE-TIME.")
+@click.option(
+    "--resume", metavar="FOLDER|auto|never", help="Go on from a checkpoint, in the folder of its run (run.resume)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json as the last line of stdout.")
 @click.option(
     "--strict", is_flag=True, help="Fail on a warning of the check, and on a loss that is not finite."
@@ -41,12 +44,19 @@ FORCED = 130
     "--debug-sync", is_flag=True, help="Wait for the device after every launch: slow, but a fault is pinned."
 )
 def command(
-    file: str, overrides: tuple[str, ...], run_dir: str | None, as_json: bool, strict: bool, debug_sync: bool
+    file: str,
+    overrides: tuple[str, ...],
+    run_dir: str | None,
+    resume: str | None,
+    as_json: bool,
+    strict: bool,
+    debug_sync: bool,
 ) -> None:
     """Run a pipeline file.
 
     The first SIGINT or SIGTERM drains (sources end, all that is in flows out, results are saved; exit 0),
-    the second cancels (exit 130), the third leaves at once.
+    the second cancels (exit 130), the third leaves at once. Where the file has `run.checkpoint`, a drain saves
+    one too, and --resume goes on from it.
 
     A traceback begins where a stage's own code does; with PIPEFLOW_TRACEBACK=full in the environment it shows
     the engine's frames too.
@@ -56,7 +66,7 @@ def command(
     pipeflow run examples/dflash_tiny.yaml steps=50 --run-dir /tmp/tiny
     """
     path, given = pipeline_file(file), valid_overrides(overrides)
-    session = _Session(path, given, run_dir, as_json, strict, debug_sync)
+    session = _Session(path, given, run_dir, as_json, strict, debug_sync, resume)
     with Signals(session.heard) as signals:
         code = session.run(signals)
     if code == FORCED:
@@ -68,7 +78,14 @@ class _Session:
     """One call of the command: the check, the loop, the signals, what is printed at the end."""
 
     def __init__(
-        self, path: str, given: Any, run_dir: str | None, as_json: bool, strict: bool, debug_sync: bool
+        self,
+        path: str,
+        given: Any,
+        run_dir: str | None,
+        as_json: bool,
+        strict: bool,
+        debug_sync: bool,
+        resume: str | None = None,
     ) -> None:
         self.path = path
         self.given = given
@@ -76,6 +93,7 @@ class _Session:
         self.as_json = as_json
         self.strict = strict
         self.debug_sync = debug_sync
+        self.resume = resume
         self.pipeline: Pipeline | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._views: TaskGroup | None = None
@@ -139,6 +157,7 @@ class _Session:
                     opening=self._opening,
                     strict=self.strict,
                     debug_sync=self.debug_sync,
+                    resume=self.resume,
                 ) as pipeline:
                     await pipeline.run()
             except Exception as error:

@@ -8,7 +8,8 @@ __all__ = ["Counters"]
 class Counters:
     """Plain numbers, changed on the loop."""
 
-    __slots__ = ("done", "dropped", "gaps", "host_seconds", "latency", "made", "retries", "started")
+    __slots__ = ("device_launches", "device_seconds", "done", "dropped", "gaps", "host_seconds", "largest",
+                 "latency", "launches", "made", "retries", "started", "taken")  # fmt: skip
 
     def __init__(self) -> None:
         self.started = 0
@@ -22,6 +23,16 @@ class Counters:
         self.dropped = 0
         """Items dropped or skipped here."""
         self.retries = 0
+        self.launches = 0
+        """Calls of stage code that came back."""
         self.host_seconds = 0.0
+        """What they took, all together."""
+        self.device_launches = 0
+        self.device_seconds = 0.0
+        """Of launches whose fence was not reached as they came back (see `observe.profile`)."""
+        self.largest = 0
+        """Bytes of the largest output looked at."""
+        self.taken = 0
+        """Items in the jobs that retired."""
         self.latency = 0.0
         """Sum over jobs of the seconds from start to retirement."""

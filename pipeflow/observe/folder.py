@@ -210,6 +210,10 @@ class RunFolder:
         """summary.json, whole."""
         write_whole(self.path / "summary.json", strict_json(self._scrub.values(values), indent=2) + "\n")
 
+    def profile(self, values: dict[str, Any]) -> None:
+        """profile.json, whole: costs by stage, for `pipeflow plan`."""
+        write_whole(self.path / "profile.json", strict_json(values, indent=2) + "\n")
+
     def close(self) -> None:
         """No line is taken any more."""
         self._closed = True

@@ -19,6 +19,8 @@ class MemoryFolder(RunFolder):
         self.lines: dict[str, list[dict[str, Any]]] = {}
         self.told: dict[str, Any] = {}
         """summary.json."""
+        self.costs: dict[str, Any] = {}
+        """profile.json."""
 
     def create(self, *, resumed: bool = False) -> None:
         return
@@ -33,3 +35,6 @@ class MemoryFolder(RunFolder):
 
     def summary(self, values: dict[str, Any]) -> None:
         self.told = values
+
+    def profile(self, values: dict[str, Any]) -> None:
+        self.costs = values

@@ -121,11 +121,12 @@ def _pretended(node: Node, sim: SimSpec) -> type[Stage[Any, Any]]:
     def scatter(self: Any, items: list[Any]) -> Any:
         return Scatter([spend(sim, name, items)] * len(items))
 
-    body: dict[str, Any] = {"__module__": __name__, "__doc__": base.__doc__, "finish": Stage.finish,
-                            "setup": Stage.setup, "close": Stage.close, "quiesce": Stage.quiesce}  # fmt: skip
+    plain, gathering = cast("Any", Stage), cast("Any", Gather)
+    body: dict[str, Any] = {"__module__": __name__, "__doc__": base.__doc__}
+    body |= {hook: getattr(plain, hook) for hook in ("setup", "finish", "quiesce", "close")}
     if node.kind is Kind.GATHER:
         scatter.__annotations__ = {"return": Scatter if scatters else Any}
-        body["bucket"] = Gather.bucket
+        body["bucket"] = gathering.bucket
         body["linger"] = None
         if sim.size is not None:
             size = sim.size

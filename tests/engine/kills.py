@@ -7,6 +7,7 @@ its items are. What the sinks keep outlives a run as files do: their state is ho
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -61,6 +62,10 @@ class World:
         self.ledgers: dict[str, list[Any]] = {}
         self.opened: list[int] = []
         self.weights: list[int] | None = None
+
+    def keep_on_disk(self, path: Path) -> None:
+        """The ledger `all` is a file, a line an entry: what a killed process leaves."""
+        self.ledgers["all"] = _FileLedger(path)
 
     def uses(self) -> Uses:
         killer, world = self.killer, self
@@ -287,6 +292,26 @@ class World:
 
         more.setdefault("resources", {"weights": {"uses": "weights"}})
         return flows.go(folder, stages, {**uses, "weights": Weights}, run, **more)
+
+
+class _FileLedger(list[Any]):
+    """A list that is a file too."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__(json.loads(line) for line in (path.read_text().splitlines() if path.exists() else ()))
+
+    def append(self, item: Any) -> None:
+        super().append(item)
+        with self._path.open("a") as file:
+            file.write(json.dumps(item) + "\n")
+
+    def clear(self) -> None:
+        del self[:]
+
+    def __delitem__(self, what: Any) -> None:
+        super().__delitem__(what)
+        self._path.write_text("".join(json.dumps(item) + "\n" for item in self))
 
 
 def run_of(every: int = 3, **more: Any) -> dict[str, Any]:

@@ -161,26 +161,48 @@ def test_it_fires_on_each_selected_gap_and_holds_the_writer_meanwhile(tmp_path: 
     assert seen == [(0, 3), (1, 6), (2, 10)]
 
 
-def test_a_fault_in_the_section_ends_the_run_and_gates_stay_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other pipelines of the loop share them: they go on once this one is gone, not while its lanes come back."""
+def test_a_fault_in_the_section_ends_the_run(tmp_path: Path) -> None:
+    busy, seen = Busy(), []
+    outcome = go(tmp_path, files(100, every=4), uses(busy, seen, fails_at=1), resources=RESOURCES)
+    assert isinstance(outcome.error, StageError)
+    assert "stage 'p', item 1: ValueError: disk full" in str(outcome.error)
+    assert outcome.runner("w").counters.started == 8
+
+
+def test_after_a_fault_gates_stay_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host stage fails while the section is at work, which ends well. Gates are shared with the other
+    pipelines of the loop: they open once this one is gone, not before."""
     busy, seen = Busy(), []
     section = BarrierRunner._section
     left_open: list[bool] = []
 
     async def looked_at(self: BarrierRunner, *arguments: Any) -> Any:
-        try:
-            return await section(self, *arguments)
-        finally:
-            left_open.append(any(gate.open for _, gate in self.scope))
+        found = await section(self, *arguments)
+        left_open.append(any(gate.open for _, gate in self.scope))
+        return found
 
     monkeypatch.setattr(BarrierRunner, "_section", looked_at)
-    outcome = go(tmp_path, files(100, every=4), uses(busy, seen, fails_at=1), resources=RESOURCES)
-    assert isinstance(outcome.error, StageError)
-    assert "stage 'p', item 1: ValueError: disk full" in str(outcome.error)
-    assert outcome.runner("w").counters.started == 8
-    assert left_open == [True, False], "open after the first, closed after the one that failed"
+
+    class Publish(Stage):
+        guarded = True
+
+        def run(self, item: Trigger, ctx: Any) -> None:
+            busy.section.set()
+            assert ctx._stop.wait(10)
+
+    @stage
+    def fails(item: int) -> None:
+        assert busy.section.wait(10)
+        raise ValueError("elsewhere")
+
+    spec = files(every=4)
+    spec["p"] = {"uses": "publishes", "from": "b"}
+    del spec["s"]
+    spec["x"] = {"uses": "fails", "from": "a"}
+    used = uses(busy, seen) | {"publishes": Publish, "fails": fails}
+    outcome = go(tmp_path, spec, used, resources=RESOURCES)
+    assert "elsewhere" in str(outcome.error)
+    assert left_open == [False]
 
 
 def test_a_skipped_fault_in_the_section_goes_on(tmp_path: Path) -> None:

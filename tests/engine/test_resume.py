@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import TYPE_CHECKING, Any
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 from flows import fine
 from kills import World, run_of
 
-from pipeflow.checkpoint import station
-from pipeflow.errors import Cancelled
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pipeflow.checkpoint import station, store
+from pipeflow.errors import Cancelled, PipeflowError
 
 TRAIN = {"uses": "train", "writes": "weights"}
 SINK = {"uses": "ledger", "from": "train"}
@@ -152,20 +155,219 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # no power is cut here
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_killed_at_any_call(graph: str, tmp_path: Path) -> None:
+def killed_and_resumed(graph: str, folder: Path, start: int, stride: int) -> None:
+    """Kill at every `stride`th call of stage code; the run that goes on from there ends as one that was whole."""
     stages = GRAPHS[graph]
     whole = World()
-    end = fine(whole.go(tmp_path / "whole", stages, run={"checkpoint": {"of": "train", "every": 3}}))
+    end = fine(whole.go(folder / "whole", stages, run={"checkpoint": {"of": "train", "every": 3}}))
     calls = whole.killer.calls
     assert calls > 40
-    for at in range(1, calls + 1):
-        world, folder = World(), tmp_path / str(at)
+    for at in range(start, calls + 1, stride):
+        world, here = World(), folder / str(at)
         world.killer.at = at
-        first = world.go(folder, stages, run=run_of())
+        first = world.go(here, stages, run=run_of())
         assert first.error is None or isinstance(first.error, Cancelled), first.error
         world.killer.at = None
-        second = fine(world.go(folder, stages, run=run_of()))
+        second = fine(world.go(here, stages, run=run_of()))
         assert world.ledgers == whole.ledgers, at
         assert world.weights == whole.weights, at
         assert told(second) == told(end), at
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_killed_at_some_calls(graph: str, tmp_path: Path) -> None:
+    killed_and_resumed(graph, tmp_path, 3 + len(graph) % 7, 7)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_killed_at_any_call(graph: str, tmp_path: Path) -> None:
+    killed_and_resumed(graph, tmp_path, 1, 1)
+
+
+@pytest.mark.parametrize(("graph", "calls"), [("flat, gather, limit", 80), ("diamond", 37), ("behind", 100)])
+def test_killed_again_and_again(graph: str, calls: int, tmp_path: Path) -> None:
+    """Each run gets a few calls further than the one before, until one comes to the end."""
+    whole, world = World(), World()
+    fine(whole.go(tmp_path / "whole", GRAPHS[graph], run={"checkpoint": {"of": "train", "every": 3}}))
+    for kills in range(1, 20):
+        world.killer.at = world.killer.calls + calls
+        outcome = world.go(tmp_path / "run", GRAPHS[graph], run=run_of())
+        if outcome.error is None:
+            break
+        assert isinstance(outcome.error, Cancelled)
+    else:
+        pytest.fail("it comes no further")
+    assert kills > 1
+    assert world.ledgers == whole.ledgers
+    assert world.weights == whole.weights
+
+
+# A killed process ------------------------------------------------------------------------------------------
+
+CHILD = """
+import os, sys
+from pathlib import Path
+import kills
+from kills import World, run_of
+import test_resume
+world = World()
+at = int(sys.argv[3])
+world.killer.at = at or None
+world.keep_on_disk(Path(sys.argv[2]))
+def act(pipeline):
+    world.killer.kill = lambda: os.kill(os.getpid(), 9)
+    return pipeline.run()
+kills.flows.fine(world.go(Path(sys.argv[1]), test_resume.GRAPHS["gather"], act, run=run_of()))
+"""
+
+
+@pytest.mark.parametrize("at", [31, 52])
+def test_a_process_that_is_killed(at: int, tmp_path: Path) -> None:
+    """SIGKILL: nothing is closed, flushed or told."""
+    whole = World()
+    fine(whole.go(tmp_path / "whole", GRAPHS["gather"], run={"checkpoint": {"of": "train", "every": 3}}))
+
+    def child(at: int) -> int:
+        arguments = [sys.executable, "-c", CHILD, str(tmp_path / "run"), str(tmp_path / "ledger"), str(at)]
+        path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        done = subprocess.run(arguments, check=False, timeout=60, env={**os.environ, "PYTHONPATH": path})
+        return done.returncode
+
+    assert child(at) == -signal.SIGKILL
+    assert child(0) == 0
+    lines = [json.loads(line) for line in (tmp_path / "ledger").read_text().splitlines()]
+    assert lines == whole.ledgers["all"]
+
+
+# Not exact -------------------------------------------------------------------------------------------------
+
+UNORDERED: dict[str, dict[str, Any]] = {
+    "lanes": {
+        "rows": {"uses": "records", "with": {"count": 40}},
+        "add": {"uses": "add", "from": "rows", "replicas": 3, "ordered": False},
+        "train": {"uses": "add_async", "from": "add"},
+        "sink": {"uses": "ledger", "from": "train"},
+    },
+    "arrivals": {
+        "rows": {"uses": "records", "with": {"count": 20}},
+        "others": {"uses": "forgetful", "with": {"count": 20}},
+        "add": {"uses": "add", "from": "others"},
+        "odd": {"uses": "odd", "from": "add"},
+        "both": {"uses": "add_async", "from": ["rows", "odd"], "ordered": False},
+        "train": {"uses": "add_async", "from": "both"},
+        "sink": {"uses": "ledger", "from": "train"},
+    },
+    "spread": {
+        "rows": {"uses": "records", "with": {"count": 20}},
+        "spread": {"uses": "spread", "from": "rows", "replicas": 2, "ordered": False},
+        "train": {"uses": "add_async", "from": "spread"},
+        "sink": {"uses": "ledger", "from": "train"},
+    },
+}
+
+
+@pytest.mark.parametrize("graph", UNORDERED)
+def test_not_exact_a_record_is_read_again_unless_all_of_it_was_used(graph: str, tmp_path: Path) -> None:
+    stages = UNORDERED[graph]
+    whole = World()
+    fine(whole.go(tmp_path / "whole", stages, run={"checkpoint": {"of": "train", "exact": False}}))
+    wanted = Counter(whole.ledgers["all"])
+    again = 0
+    for at in range(5, whole.killer.calls, 6):
+        world, here = World(), tmp_path / str(at)
+        world.killer.at = at
+        first = world.go(here, stages, run=run_of(exact=False))
+        assert first.error is None or isinstance(first.error, Cancelled), first.error
+        saved = store.committed(here)
+        world.killer.at, calls = None, world.killer.calls
+        fine(world.go(here, stages, run=run_of(exact=False)))
+        found = Counter(world.ledgers["all"])
+        assert not wanted - found, at  # at least once
+        if graph != "spread":  # of a record that was used in part all is used again
+            assert found == wanted, at
+        again += bool(saved) and world.killer.calls - calls < whole.killer.calls
+    assert again > 3  # not all was read again
+
+
+# Which checkpoint ------------------------------------------------------------------------------------------
+
+
+def interrupted(folder: Path, at: int = 40, **more: Any) -> World:
+    world = World()
+    world.killer.at = at
+    assert isinstance(world.go(folder, GRAPHS["chain"], run={**run_of(), **more}).error, Cancelled)
+    assert store.committed(folder)
+    world.killer.at = None
+    return world
+
+
+def test_never_starts_anew(tmp_path: Path) -> None:
+    world = interrupted(tmp_path)
+    fine(world.go(tmp_path, GRAPHS["chain"], run={**run_of(), "resume": "never"}))
+    assert len(world.ledgers["all"]) == 20
+    assert (tmp_path / "metrics.1.jsonl").exists()
+
+
+def test_another_file_is_not_gone_on_with_unasked(tmp_path: Path) -> None:
+    world = interrupted(tmp_path)
+    stages = {**GRAPHS["chain"], "add": {"uses": "add", "from": "rows", "with": {"n": 5}}}
+    error = world.go(tmp_path, stages, run={**run_of(), "seed": 3}).error
+    assert isinstance(error, PipeflowError)
+    with pytest.raises(PipeflowError, match=r"another file \(stages.add.with.n, run.seed\).*Name the folder"):
+        raise error
+    fine(world.go(tmp_path, stages, run={**run_of(), "seed": 3, "resume": str(tmp_path)}))
+    assert len(world.ledgers["all"]) == 20
+
+
+def test_a_checkpoint_can_be_named(tmp_path: Path) -> None:
+    """From an earlier one than the newest: those after it are of a run that is no more."""
+    world = interrupted(tmp_path, at=50, checkpoint={"of": "train", "every": 3, "keep": 9})
+    found = store.committed(tmp_path)
+    assert len(found) > 2
+    run = {"checkpoint": {"of": "train", "every": 2, "keep": 99}, "resume": str(found[0])}
+    outcome = fine(world.go(tmp_path, GRAPHS["chain"], run=run))
+    resumed = [line for line in outcome.lines("log.jsonl") if line["event"] == "resumed"]
+    assert [line["step"] for line in resumed] == [3]
+    assert [store.step_of(path) for path in store.committed(tmp_path)] == [3, *range(4, 21, 2)]
+    assert len(world.ledgers["all"]) == 20
+
+
+@pytest.mark.parametrize("where", ["nowhere", "empty"])
+def test_a_folder_without_a_checkpoint_is_told(where: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    outcome = World().go(tmp_path / "run", GRAPHS["chain"], run={**run_of(), "resume": str(tmp_path / where)})
+    assert "holds no whole checkpoint" in str(outcome.error)
+
+
+def test_a_resumed_run_goes_on_in_its_own_folder(tmp_path: Path) -> None:
+    world = interrupted(tmp_path / "run")
+    error = world.go(tmp_path / "other", GRAPHS["chain"], run={**run_of(), "resume": str(tmp_path / "run")}).error
+    assert "goes on in its own folder" in str(error)
+
+
+def test_auto_takes_the_newest_folder_of_the_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("test-20260101-120000", "test-20260102-120000", "test-20260102-120000-2", "testing-20270101-000000")
+    for name in names:
+        interrupted(tmp_path / "runs" / name)
+    (tmp_path / "runs" / "test-20260103-120000").mkdir()  # it came to no checkpoint
+
+    async def act(pipeline: Any) -> Any:
+        return pipeline.run_dir
+
+    world = World()
+    outcome = world.go(None, GRAPHS["chain"], act, run=run_of())  # type: ignore[arg-type]
+    assert outcome.value == tmp_path / "runs" / "test-20260102-120000-2"
+
+
+def test_no_version_names_two_contents(tmp_path: Path) -> None:
+    """Steps go on, under another incarnation (axiom 3.3)."""
+    world = interrupted(tmp_path, at=40)
+    before = store.read(store.committed(tmp_path)[-1]).document
+    outcome = fine(world.go(tmp_path, GRAPHS["chain"], run=run_of()))
+    shared = outcome.pipeline._assembly.shared["weights"]  # type: ignore[union-attr]
+    assert before["stages"]["train"]["facts"]["versions"] == {"weights": before["step"]}
+    assert shared.step == 20
+    assert shared.incarnation != before["incarnation"]

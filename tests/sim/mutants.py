@@ -145,11 +145,11 @@ MUTANTS = [
         "lane.gate.leave(lane, job.number)",
     ),
     Mutant(
-        "gates open after a fault in the section",
+        "gates open after a fault",
         "pipeflow.barrier",
         "if self.engine.admitting:  # after a fault",
         "if True:  # after a fault",
-        "tests/engine/test_barrier.py::test_a_fault_in_the_section_ends_the_run_and_gates_stay_closed",
+        "tests/engine/test_barrier.py::test_after_a_fault_gates_stay_closed",
     ),
     Mutant(
         "the end of one run opens another one's gates",

@@ -36,7 +36,7 @@ def many(first: int, count: int, processes: int) -> tuple[Counter[str], list[int
     traits: Counter[str] = Counter()
     failing: list[int] = []
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=8) as pool:
-        for found, failed in pool.imap_unordered(some, starts):
+        for found, failed in pool.starmap(some, [(at, min(CHUNK, first + count - at)) for at in starts]):
             traits.update(found)
             failing += failed
     return traits, sorted(failing)
