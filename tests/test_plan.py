@@ -101,7 +101,7 @@ def test_a_plan_from_a_runs_profile_tells_what_happened() -> None:
     assert costs["batches"]["duration"] == pytest.approx(0.01, rel=0.01)
     assert costs["target"]["duration"] == pytest.approx(0.3, rel=0.02)
     assert costs["train"]["duration"] == pytest.approx(0.2, rel=0.02)
-    assert costs["target"]["host"] == pytest.approx(0.002, rel=0.5)
+    assert 0.002 <= costs["target"]["host"] <= 0.004, "a call may wait for the other lane's"
     assert costs["target"]["bytes"] == 1 << 20
     told = msgspec.convert(costs, dict[str, SimSpec])
     found = plan(check_document(from_dict(file), registry=registry), profile=told)
