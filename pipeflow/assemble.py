@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipeflow.barrier import BarrierRunner, GuardedRunner, gates_of_this_loop
+from pipeflow.barrier import BarrierRunner
 from pipeflow.checkpoint.cut_edge import CutEdge
 from pipeflow.context import seed_of
 from pipeflow.device.cpu_late import CpuLate
 from pipeflow.edge import Edge
 from pipeflow.errors import StageError
+from pipeflow.gate import gates_of_this_loop
+from pipeflow.guarded import GuardedRunner
 from pipeflow.input_runner import InputRunner
 from pipeflow.inputs import Arrivals, Batches, Join, Select, Single, Turns
 from pipeflow.lane import Lane

@@ -8,215 +8,36 @@ join host producers; devices are drained off the loop; guarded stages run one at
 
 from __future__ import annotations
 
-import asyncio
 import math
-import weakref
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from pipeflow import handover, production
+from pipeflow import handover
 from pipeflow.device.base import Permit
 from pipeflow.error_text import named_error
-from pipeflow.errors import DeviceError, StageError
+from pipeflow.errors import StageError
+from pipeflow.gate import gates_of_this_loop
 from pipeflow.inputs import Taken
 from pipeflow.item import Trigger
-from pipeflow.job import Job
-from pipeflow.launching import launch
 from pipeflow.runner import Runner
-from pipeflow.snapshot import copy_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeflow.device.base import Device, Freed
     from pipeflow.edge import Edge
+    from pipeflow.gate import Gate
+    from pipeflow.guarded import GuardedRunner
+    from pipeflow.job import Job
     from pipeflow.lane import Lane
 
-__all__ = ["BarrierRunner", "Gate", "GuardedRunner", "gates_of_this_loop"]
+__all__ = ["BarrierRunner"]
 
 DEFAULT_TIMEOUT = 300.0
 """Seconds for a barrier to reach quiet and run what it guards, where the file does not say."""
-
-
-class Gate:
-    """The launch gate of one device, shared by all pipelines of the process (axiom 5.2)."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self.open = True
-        self._holder: object = None
-        """The barrier that closed it last. Another's reopening changes nothing."""
-        self.nodes: dict[Runner, None] = {}
-        """Stages with lanes behind it, woken when it opens. In their order: a set's would differ by run."""
-        self._in_hand: dict[tuple[Lane, int | None], int] = {}
-        """(lane, item) to launches whose fence is not reached."""
-        self._quiet: list[asyncio.Future[None]] = []
-
-    def enter(self, lane: Lane, seq: int | None) -> None:
-        """A launch begins. Only behind an open gate, or inside a section."""
-        key = (lane, seq)
-        self._in_hand[key] = self._in_hand.get(key, 0) + 1
-
-    def leave(self, lane: Lane, seq: int | None) -> None:
-        """Its fence is reached."""
-        key = (lane, seq)
-        if key not in self._in_hand:  # of a lane that was forgotten, and came back late
-            return
-        self._in_hand[key] -= 1
-        if not self._in_hand[key]:
-            del self._in_hand[key]
-            self._look_if_quiet()
-
-    def forget(self, lane: Lane) -> None:
-        """The lane is gone, and with it what it never finished: other pipelines must not wait for it."""
-        for key in [key for key in self._in_hand if key[0] is lane]:
-            del self._in_hand[key]
-        self._look_if_quiet()
-
-    def _look_if_quiet(self) -> None:
-        if self._in_hand:
-            return
-        waiting, self._quiet = self._quiet, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
-
-    def in_hand(self) -> list[str]:
-        """The launches that are not over, in words."""
-        return [
-            f"{lane.name}[{lane.index}]" + ("" if seq is None else f" item {seq}")
-            for lane, seq in self._in_hand
-        ]
-
-    async def quiet(self) -> None:
-        """Wait until every launch behind it is over."""
-        while self._in_hand:
-            future = asyncio.get_running_loop().create_future()
-            self._quiet.append(future)
-            await future
-
-    def close(self, holder: object) -> None:
-        """No launch begins from here on, but those of the holder's section."""
-        self.open = False
-        self._holder = holder
-
-    def reopen(self, holder: object) -> None:
-        """Only whoever closed it last may open it: the end of one run is not the end of another's section."""
-        if self._holder is not holder:
-            return
-        self._holder = None
-        self.open = True
-        for node in list(self.nodes):
-            node.wake()
-
-
-class _Gates:
-    """The gates of one event loop, and the lock by which one barrier is under way at a time."""
-
-    def __init__(self) -> None:
-        self._gates: dict[str, Gate] = {}
-        self.one_at_a_time = anyio.Lock()
-
-    def of(self, device: str) -> Gate:
-        if device not in self._gates:
-            self._gates[device] = Gate(device)
-        return self._gates[device]
-
-    def names(self) -> list[str]:
-        return list(self._gates)
-
-
-_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Gates] = weakref.WeakKeyDictionary()
-_driver: dict[str, weakref.ref[asyncio.AbstractEventLoop]] = {}
-
-
-def gates_of_this_loop(devices: Sequence[str] = ()) -> _Gates:
-    """The gates of the running loop.
-
-    A GPU belongs to the first loop that drives it, as a gate could not hold another loop's launches.
-    Raises DeviceError where `devices` names one that a second loop drives.
-    """
-    loop = asyncio.get_running_loop()
-    for device in devices:
-        if not device.startswith("cuda"):
-            continue
-        owner = _driver[device]() if device in _driver else None
-        if owner is not None and owner is not loop and not owner.is_closed():
-            raise DeviceError(
-                f"device {device!r} is driven by another event loop of this process. "
-                "Run both pipelines in one loop, or in two processes"
-            )
-        _driver[device] = weakref.ref(loop)
-    return _by_loop.setdefault(loop, _Gates())
-
-
-class GuardedRunner(Runner):
-    """A stage that runs only inside a barrier's section; what it emits flows on as from any stage."""
-
-    barrier: BarrierRunner
-
-    def pump(self) -> None:
-        self.queued_for_pump = False
-        if self.closed:
-            return
-        while self.hand and (production.produce(self) or handover.emit(self)):
-            pass
-        if self.barrier.closed and not self.hand:
-            self.exhausted = True
-            self.try_close()
-
-    async def run_guarded(self, trigger: Trigger, charged: Sequence[Edge]) -> None:
-        """One call with the trigger, on its own lane; returns once its fence is reached."""
-        lane = self.lanes[0]
-        self.in_section = True
-        while lane.leases and lane.leases.blocker(first=True) is not None:
-            # Only a host stage outside the scope can still hold one; it gives it back when it returns.
-            await self.engine.next_progress()
-        job = self._job(lane, trigger, charged)
-        launch(self, job)
-        self.wake()
-        await self._retired(job)
-        self.in_section = False
-
-    def _job(self, lane: Lane, trigger: Trigger, charged: Sequence[Edge]) -> Job:
-        job = Job(lane, self.next_seq, Taken(self.next_seq, [], trigger), self.engine.now())
-        self.next_seq += 1
-        job.charged = charged
-        self.begin(job, lane)
-        return job
-
-    async def _retired(self, job: Job) -> None:
-        while not job.retired:
-            await self.engine.next_progress()
-
-    async def copy(self, trigger: Trigger, charged: Sequence[Edge]) -> Job:
-        """Begin a job: make the snapshot that it works on, if it reads what others write. In the section."""
-        lane = self.lanes[0]
-        while lane.snapshots and lane.leases.blocker(first=True) is not None:
-            await self.engine.next_progress()
-        job = self._job(lane, trigger, charged)
-        if lane.snapshots:
-            waits = lane.leases.take()
-            job.held = lane.leases.taken
-            job.versions = lane.leases.versions()
-            copy_first(self, job, waits, lambda: None)
-            while job.snapshot is None or job.unreached:
-                await self.engine.next_progress()
-        return job
-
-    async def run_copied(self, job: Job) -> None:
-        """Call it with the snapshot, like any stage: through an open gate."""
-        lane = self.lanes[0]
-        while (lane.gate is not None and not lane.gate.open) or (
-            job.snapshot is None and lane.leases and lane.leases.blocker() is not None
-        ):
-            await self.engine.next_progress()
-        launch(self, job)
-        self.wake()
-        await self._retired(job)
 
 
 class BarrierRunner(Runner):
@@ -348,6 +169,7 @@ class BarrierRunner(Runner):
         await self._hold()
         for _, gate in self.scope:
             gate.close(self)
+            self._tell("close", gate.device, self.name)
         self.phase = "waits for launches in scope"
         for _, gate in self.scope:
             await gate.quiet()
@@ -356,8 +178,10 @@ class BarrierRunner(Runner):
             await self._quiesce(lane, seq)
         self.phase = "drains devices"
         permits: list[tuple[Device, Permit]] = []
-        for device, _ in self.scope:
+        for device, gate in self.scope:
+            self._tell("drain", gate.device)
             await self.engine.off_loop(device.drain, f"drain of {device.name}")
+            self._tell("drained", gate.device)
             permits.append((device, Permit(device.name)))
         quiet = self.engine.now()
         versions = {
@@ -372,14 +196,17 @@ class BarrierRunner(Runner):
                 break
             if self.snapshot:
                 self.phase = f"copies what {node.name} reads"
+                self._tell("section", node.name)
                 copied.append((node, await node.copy(trigger, charges[node.name])))
+                self._tell("unsection", node.name)
                 continue
             self.phase = f"runs {node.name}"
             freed = await self._release(permits) if node.lanes[0].stage.releases else ()
+            self._tell("section", node.name)
             await node.run_guarded(trigger._replace(freed=freed), charges[node.name])
+            self._tell("unsection", node.name)
         if self.engine.admitting:  # after a fault in the section gates stay closed (axiom 5.5)
-            for _, gate in self.scope:
-                gate.reopen(self)
+            self.release_gates()
             if self.snapshot:
                 self._unpin(reason)
         return quiet, copied
@@ -404,9 +231,16 @@ class BarrierRunner(Runner):
             ) from error
 
     def release_gates(self) -> None:
-        """The run is over: what it holds closed after a fault opens for others."""
+        """Its section is through; or the run is over, and what it holds closed after a fault opens for
+        others."""
         for _, gate in self.scope:
-            gate.reopen(self)
+            if gate.reopen(self):
+                self._tell("open", gate.device, self.name)
+
+    def _tell(self, kind: str, *what: Any) -> None:
+        """To the operation log, if there is one."""
+        if self.engine.operations is not None:
+            self.engine.operations.add(kind, *what)
 
     async def _charge(self) -> dict[str, Sequence[Edge]]:
         """Credits for what the section emits, before any gate closes: a consumer may be behind one.
@@ -432,6 +266,7 @@ class BarrierRunner(Runner):
             def release(device: Device = device, permit: Permit = permit) -> Freed:
                 return device.release(permit)
 
+            self._tell("release", device.name)
             freed.append(await self.engine.off_loop(release, f"release of {device.name}"))
         return tuple(freed)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pipeflow.item import Item
 
 if TYPE_CHECKING:
+    from pipeflow.operations import OperationLog
     from pipeflow.runner import Runner
 
 __all__ = ["Edge", "Gap"]
@@ -31,7 +32,7 @@ class Edge:
     """Changes on the loop only."""
 
     __slots__ = ("_queue", "bytes_limit", "bytes_live", "closed", "consumer", "credits", "every", "gathered",
-                 "items_limit", "largest", "name", "peak", "pinned", "port", "producer", "production",
+                 "items_limit", "largest", "name", "operations", "peak", "pinned", "port", "producer", "production",
                  "queued", "since_selected", "storages", "wants_bytes")  # fmt: skip
 
     def __init__(
@@ -75,6 +76,8 @@ class Edge:
         self.closed = False
         self.since_selected = 0
         """Live items that `every` passed over since the last one it took."""
+        self.operations: OperationLog | None = None
+        """Hears of credits and items, if the run keeps such a log."""
         self._queue: deque[Item | Gap] = deque()
 
     # Credits ---------------------------------------------------------------------------------------
@@ -104,15 +107,21 @@ class Edge:
         self.production += 1
         if self.credits > self.peak:
             self.peak = self.credits
+        if self.operations is not None:
+            self.operations.credit(self, 1)
 
     def untake(self) -> None:
         """The production ended without an item for this edge."""
         self.credits -= 1
         self.production -= 1
+        if self.operations is not None:
+            self.operations.credit(self, -1)
 
     def give_back(self, item: Item) -> None:
         """The item retired at the consumer."""
         self.credits -= 1
+        if self.operations is not None:
+            self.operations.gave(self, item)
         if self.wants_bytes:
             self._uncount(item)
         self.producer.wake()
@@ -157,6 +166,8 @@ class Edge:
             self._queue.append(item)
             self.queued += 1
             item.holds += 1
+        if self.operations is not None:
+            self.operations.put(self, seq, item, charged)
         self.consumer.wake()
         return item is not None
 

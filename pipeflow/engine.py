@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pipeflow.launch import Launcher, StuckThread
     from pipeflow.machine import Machine
     from pipeflow.observe.folder import RunFolder
+    from pipeflow.operations import OperationLog
     from pipeflow.runner import Runner
     from pipeflow.spec import RunSpec
 
@@ -77,6 +78,8 @@ class Engine:
         """The test device that wants to hear of retirements; None in real runs."""
         self.stop = threading.Event()
         """Stage code sees it as `ctx.stopping`."""
+        self.halted = threading.Event()
+        """As `stop`, but not for a drain: then what is in flows out whole."""
         self.in_hand = 0
         """Launches, hooks, marks and sections under way: while there is one, something will happen."""
         self.progress = 0
@@ -106,6 +109,8 @@ class Engine:
         self.storages = LiveStorages()
         self.tickets: dict[Ticket, None] = {}
         """Submits without a result yet."""
+        self.operations: OperationLog | None = None
+        """What it does, entry by entry, where someone asked for that before the load."""
         self.saver: Saver | None = None
         """Makes the checkpoints, where the file asks for some."""
 
@@ -182,6 +187,8 @@ class Engine:
     def look_for_end(self) -> None:
         """The run is over once every stage has ended and no checkpoint is on its way to the disk."""
         if self._open_nodes == 0 and (self.saver is None or self.saver.may_begin()):
+            if self.operations is not None and not self.ended.is_set():
+                self.operations.add("ended")
             self.ended.set()
 
     def start_soon(
@@ -228,11 +235,14 @@ class Engine:
         if self.error is None:
             self.error = error
             self.note("failed", error=error)
+            if self.operations is not None:
+                self.operations.add("failed", type(error).__name__)
         elif error is not self.error:
             with contextlib.suppress(Exception):
                 self.error.add_note(f"then: {error}")
         self.admitting = False
         self.stop.set()
+        self.halted.set()
         self.ended.set()
         for node in self.nodes:
             node.stop_waiting()

@@ -42,6 +42,7 @@ class _Finish:
         self._held = lane.leases.taken
         self._context = lane.context(None)
         self._fence = REACHED
+        self._launch = 0
 
     def __str__(self) -> str:
         return "its finish"
@@ -50,18 +51,21 @@ class _Finish:
         lane = self._lane
         if lane.gate is not None:
             lane.gate.enter(lane, None)
+        if lane.operations is not None:
+            self._launch = lane.operations.submits_hook(lane, "finish")
         self._runner.engine.in_hand += 1
         lane.hook_launcher.submit(self, self._call, self._returned)
 
     def _call(self) -> Launched:
-        for mark in self._marks:
-            self._lane.stream.wait(mark)
-        return self._lane.hook(self._lane.stage.finish, self._context)
+        lane = self._lane
+        return lane.hook(lane.stage.finish, self._context, waits=self._marks, launch=self._launch)
 
     def _returned(self, launched: Launched | None, error: BaseException | None) -> None:
         runner, lane = self._runner, self._lane
         engine = runner.engine
         engine.progress += 1
+        if lane.operations is not None:
+            lane.operations.came_back(self._launch, launched)
         if launched is None:
             engine.in_hand -= 1
             device_fault(runner, lane, None, error)
@@ -77,7 +81,12 @@ class _Finish:
         if self._fence.reached:
             self._passed(None, None)
         else:
-            lane.watcher.watch("the fence of its finish", launched.mark, self._passed)
+            lane.watcher.watch("the fence of its finish", launched.mark, self._awaited)
+
+    def _awaited(self, _: Any, fault: BaseException | None) -> None:
+        if self._lane.operations is not None:
+            self._lane.operations.noticed(self._launch, fault)
+        self._passed(None, fault)
 
     def _passed(self, _: Any, fault: BaseException | None) -> None:
         runner, lane = self._runner, self._lane
@@ -85,6 +94,8 @@ class _Finish:
         if fault is not None:
             device_fault(runner, lane, None, fault)
             return
+        if lane.operations is not None:
+            lane.operations.add("reached", self._launch)
         if not self._fence.reached:
             self._fence.reach()
         if lane.gate is not None:

@@ -73,6 +73,8 @@ def hand_over(runner: Runner, output: Output) -> None:
     if item.stamp is not None and runner.counters.made % LOOK_EVERY == 1:
         size = sum(buffer.nbytes for buffer in runner.buffers(item))
         runner.counters.largest = max(runner.counters.largest, size)
+    if runner.engine.operations is not None:
+        runner.engine.operations.handed(runner, output, item)
     item.holds = 1  # its own fence's, and this call's while edges take it
     for ticket in item.tickets:
         ticket.carriers += 1
@@ -113,6 +115,8 @@ def retire_job(runner: Runner, job: Job) -> None:
     lane = job.lane
     if lane is None:
         return
+    if lane.operations is not None:
+        lane.operations.add("over", job.operation)
     runner.counters.done += 1
     runner.counters.taken += len(job.parts)
     runner.counters.latency += runner.engine.now() - job.started
@@ -147,6 +151,8 @@ def let_go(runner: Runner, item: Item) -> None:
     """One of those who need the item does no more; the last one drops its value."""
     item.holds -= 1
     if item.holds == 0:
+        if runner.engine.operations is not None:
+            runner.engine.operations.add("retired", item.operation)
         value, item.value = item.value, None
         if item.stamp is not None:
             runner.engine.released(item)

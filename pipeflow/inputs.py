@@ -80,6 +80,10 @@ def _naming(edge: Edge, item: Item, hook: str) -> Generator[None]:
         ) from error
 
 
+def never() -> bool:
+    return False
+
+
 def _must_hash(bucket: object) -> None:
     try:
         hash(bucket)
@@ -185,11 +189,13 @@ class Turns:
     def __init__(self, edges: list[Edge]) -> None:
         self.edges = edges
         self.turn = 0
+        self.stops_short: Callable[[], bool] = never
+        """Whether inputs ended before their time, so that none may lose its turn: a resumed run goes on there."""
 
     def _current(self) -> Edge:
         for _ in self.edges:
             edge = self.edges[self.turn]
-            if not edge.ended:
+            if not edge.ended or self.stops_short():
                 return edge
             self._advance()
         return self.edges[self.turn]
@@ -213,6 +219,8 @@ class Turns:
         self._advance()
 
     def ended(self) -> bool:
+        if self.stops_short():
+            return self._current().ended
         return all(edge.ended for edge in self.edges)
 
     def waits_for(self) -> str:
@@ -340,7 +348,12 @@ class Batches:
             elif not self._absorb(edge):
                 break
         if not self._due and edge.ended and self._open:
-            self._due.extend(self._open)
+            if self.stops_short():
+                self._gaps.clear()
+                for each, item in self.discard():
+                    edge.consumer.retire(each, item)
+            else:
+                self._due.extend(self._open)
         if self._scatters and not self._open and edge.ended and self._gaps:
             passed, self._gaps = self._gaps, []
             return passed

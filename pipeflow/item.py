@@ -36,6 +36,7 @@ class Item:
         "given_away",
         "holds",
         "nbytes",
+        "operation",
         "port",
         "seq",
         "stamp",
@@ -66,6 +67,8 @@ class Item:
         self.stamp = stamp
         """Of its tensors, which nobody may write while it lives (see `lifetime`)."""
         self.holds = 0
+        self.operation = 0
+        """Its number in the operation log, if there is one."""
         self.buffers: Any = None
         """Its storages, once an edge with a byte budget asked."""
         self.given_away = False

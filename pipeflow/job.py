@@ -63,7 +63,8 @@ class Launched:
 class Output:
     """A value (or a gap, `live` False) that waits for its turn to leave its stage."""
 
-    __slots__ = ("charged", "fence", "live", "port", "seq", "stamp", "tickets", "value", "versions")
+    __slots__ = ("charged", "fence", "live", "operation", "port", "seq", "stamp", "tickets", "value",
+                 "versions")  # fmt: skip
 
     def __init__(
         self,
@@ -86,6 +87,8 @@ class Output:
         self.seq = seq
         self.port = port
         self.versions = versions
+        self.operation = 0
+        """Its number in the operation log, if there is one."""
         self.tickets = tickets
         for ticket in tickets:
             ticket.carriers += 1
@@ -94,10 +97,9 @@ class Output:
 class Job:
     """Changes on the loop only; its lane reads `value`, `number` and `generator` while a launch runs."""
 
-    __slots__ = ("charged", "context", "failures", "gaps", "generator", "held", "lane", "launching", "leased",
-                 "number", "outputs", "parts", "pending", "retired", "retry", "retry_due", "returned", "seq",
-                 "snapshot",
-                 "started", "tickets", "unpinned", "unreached", "value", "versions")  # fmt: skip
+    __slots__ = ("charged", "context", "failures", "gaps", "generator", "held", "lane", "launch", "launching",
+                 "leased", "number", "operation", "outputs", "parts", "pending", "retired", "retry",
+                 "retry_due", "returned", "seq", "snapshot", "started", "tickets", "unpinned", "unreached", "value", "versions")  # fmt: skip
 
     def __init__(self, lane: Lane | None, seq: int | None, taken: Taken | None, started: float) -> None:
         self.lane = lane
@@ -116,6 +118,8 @@ class Job:
         """What a scattering stage made at once, waiting for credits one by one."""
         self.generator: Any = None
         self.launching = False
+        self.launch = self.operation = 0
+        """In the operation log, if there is one: its last launch, and its first, which is its own number."""
         self.leased = False
         """It keeps its leases until it has returned."""
         self.held: Sequence[tuple[Instance, bool]] = ()
@@ -142,6 +146,24 @@ class Job:
     def over(self) -> bool:
         """Returned, and every fence reached."""
         return self.returned and self.unreached == 0 and not self.launching
+
+    def inherit(self, taken: Taken) -> None:
+        """What an item hands on to what is made of it: versions (of several the oldest), tickets."""
+        if self.number is None:
+            self.number = taken.seq
+        parts = taken.parts
+        if len(parts) == 1:
+            item = parts[0][1]
+            self.tickets = item.tickets
+            self.versions = item.versions
+            return
+        self.tickets = tuple(ticket for _, item in parts for ticket in item.tickets)
+        merged: dict[str, Version] = {}
+        for _, item in parts:
+            for name, version in (item.versions or {}).items():
+                if name not in merged or version.step < merged[name].step:
+                    merged[name] = version
+        self.versions = merged or None
 
     def kept(self, edge: Edge) -> int:
         """Credits of an edge that it holds in hand: one in production, and what waits to leave."""

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from pipeflow.barrier import Gate
     from pipeflow.device.base import Device, Mark, Stream
     from pipeflow.engine import Engine
+    from pipeflow.gate import Gate
     from pipeflow.job import Job, Stamps
     from pipeflow.launch import Launcher
+    from pipeflow.operations import OperationLog
     from pipeflow.resource import Leases
     from pipeflow.snapshot import Snapshot
 
@@ -93,6 +94,8 @@ class Lane:
         """Wait for the device after each launch, so that its fault is raised at the launch that made it."""
         self.enqueue: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
         """Set for async stages on a device: runs a call on the lane's thread and stream, past the gate."""
+        self.operations: OperationLog | None = None
+        """Hears of each step of a launch, if the run keeps such a log."""
         self._deadlines: dict[asyncio.Task[Any] | None, asyncio.Timeout] = {}
         """Of async jobs under way, by the task that runs them."""
 
@@ -113,15 +116,14 @@ class Lane:
             writes=leases.values(write=True),
             copies=leases.everywhere() if leases.writes else {},
             moving=leases.moving() if in_setup else (),
-            versions={
-                role: instance.shared.version
-                for role, instance in (*leases.reads.items(), *leases.writes.items())
-            }
-            if snapshot is None
-            else snapshot.versions,
+            versions=leases.roles() if snapshot is None else snapshot.versions,
             enqueue=self.enqueue,
             resumed=self.resumed,
         )
+
+    def stop_only_at(self, event: threading.Event) -> None:
+        """Have `ctx.stopping` tell of this event: of a stage that must not cut an item short for a drain."""
+        self._stop = event
 
     # One launch ------------------------------------------------------------------------------------
 
@@ -134,8 +136,13 @@ class Lane:
         value: Any = None
         stamps: Stamps = None
         error: BaseException | None = None
+        operations, number = self.operations, job.launch
         with self.device.entered(self.stream):
-            self._wait_for(waits)
+            if operations is not None:
+                operations.add("enter", number)
+            self._wait_for(waits, number)
+            if operations is not None:
+                operations.add("begin", number)
             lent = () if self.stage.mutates else versions_of(job.value)
             try:
                 value = self._step(job, context) if self.generates else self._call(job, context)
@@ -143,11 +150,15 @@ class Lane:
                 stamps = _stamps(value)
             except BaseException as raised:  # a SystemExit or KeyboardInterrupt too is stage code's fault
                 error = raised
+            if operations is not None:
+                operations.add("end", number, error is not None)
             if context is not None and (context.logged or context.reported):
                 self._fetch_logged(context)
             if error is None:
                 value = self._hand_out(value, job)
             mark = self.stream.record(_payload(value), job.value)
+            if operations is not None:
+                operations.recorded(number, mark)
             if self.debug_sync:
                 mark.wait()
         try:
@@ -179,8 +190,11 @@ class Lane:
         value: Any = None
         stamps: Stamps = None
         error: BaseException | None = None
+        operations, number = self.operations, job.launch
         if waits and self.enqueue is not None:
-            await self.enqueue(lambda: self._wait_for(waits))
+            await self.enqueue(lambda: self._wait_for(waits, number))
+        if operations is not None:
+            operations.add("begin", number)
         lent = () if self.stage.mutates else versions_of(job.value)
         try:
             if self.timeout is None:
@@ -201,10 +215,14 @@ class Lane:
             raise  # this coroutine was given up
         except BaseException as raised:  # a SystemExit or KeyboardInterrupt too: not the loop's end
             error = raised
+        if operations is not None:
+            operations.add("end", number, error is not None)
         if self.enqueue is None:
             if error is None:
                 value = self._hand_out(value, job)
             mark = self.stream.record(_payload(value), job.value)
+            if operations is not None:
+                operations.recorded(number, mark)
             passed = mark.passed()
         else:  # the loop makes no device call
             value, mark, passed = await self.enqueue(lambda: self._hand_over(value, job, context, error))
@@ -213,9 +231,11 @@ class Lane:
         finally:
             value = stamps = error = None  # no cycle, as above
 
-    def _wait_for(self, marks: Sequence[Mark]) -> None:
+    def _wait_for(self, marks: Sequence[Mark], launch: int) -> None:
         for mark in marks:
             self.stream.wait(mark)
+            if self.operations is not None:
+                self.operations.waited(launch, mark)
 
     def _next(self, job: Job, context: Context | None) -> Awaitable[Any]:
         if job.generator is None:
@@ -245,6 +265,8 @@ class Lane:
         if error is None:
             value = self._hand_out(value, job)
         mark = self.stream.record(_payload(value), job.value)
+        if self.operations is not None:
+            self.operations.recorded(job.launch, mark)
         return value, mark, mark.passed()
 
     def _hand_out(self, value: Any, job: Job) -> Any:
@@ -265,18 +287,36 @@ class Lane:
 
     # Hooks -----------------------------------------------------------------------------------------
 
-    def hook(self, call: Callable[[Context], Any], context: Context) -> Launched:
-        """Run `setup` or `finish` like a job: on this device and stream, with a mark behind it."""
+    def hook(
+        self,
+        call: Callable[[Context], Any],
+        context: Context,
+        *,
+        waits: Sequence[Mark] = (),
+        launch: int = 0,
+    ) -> Launched:
+        """Run `setup` or `finish` like a job: on this device and stream, with a mark behind it. `launch`: its
+        number in the operation log."""
         begun = self.now()
         error: BaseException | None = None
+        operations = self.operations if launch else None
         with self.device.entered(self.stream):
+            if operations is not None:
+                operations.add("enter", launch)
+            self._wait_for(waits, launch)
+            if operations is not None:
+                operations.add("begin", launch)
             try:
                 call(context)
             except BaseException as raised:
                 error = raised
+            if operations is not None:
+                operations.add("end", launch, error is not None)
             if context.logged or context.reported:
                 self._fetch_logged(context)
             mark = self.stream.record()
+            if operations is not None:
+                operations.recorded(launch, mark)
         try:
             return Launched(None, mark, context, error, self.now() - begun)
         finally:
@@ -293,23 +333,38 @@ class Lane:
                 if not gate.open:
                     await self._pass(gate, engine)
                 gate.enter(self, None)
+            operations = self.operations
+            number = operations.submits_hook(self, "enqueue") if operations is not None else 0
             answer: asyncio.Future[Any] = engine.loop.create_future()
 
             def run() -> tuple[Any, BaseException | None, Mark, bool]:
                 value: Any = None
                 error: BaseException | None = None
                 with self.device.entered(self.stream):
+                    if operations is not None:
+                        operations.add("enter", number)
+                        operations.add("begin", number)
                     try:
                         value = function()
                     except BaseException as raised:  # it may have enqueued work before
                         error = raised
                     try:
                         mark = self.stream.record()
+                        if operations is not None:
+                            operations.add("end", number, error is not None)
+                            operations.recorded(number, mark)
                         return value, error, mark, mark.passed()
                     finally:
                         value = error = None  # no cycle, as in `launch`
 
+            def awaited(_: Any, fault: BaseException | None) -> None:
+                if operations is not None:
+                    operations.noticed(number, fault)
+                reached(None, fault)
+
             def reached(_: Any, fault: BaseException | None) -> None:
+                if operations is not None and fault is None:
+                    operations.add("reached", number)
                 if fault is not None:
                     said = f"device {self.device.name!r}, in what {self.name!r} enqueued: {error_text(fault)}"
                     engine.fail(DeviceError(said))
@@ -320,14 +375,18 @@ class Lane:
                 launched: tuple[Any, BaseException | None, Mark, bool] | None, fault: BaseException | None
             ) -> None:
                 if launched is None:
+                    if operations is not None:
+                        operations.came_back(number, None)
                     reached(None, fault)
                     answer.cancel()
                     return
                 value, error, mark, passed = launched
+                if operations is not None:
+                    operations.add("returned", number, passed)
                 if passed:
                     reached(None, None)
                 else:
-                    launcher.watch("what it enqueued", mark, reached)
+                    launcher.watch("what it enqueued", mark, awaited)
                 if answer.done():
                     return
                 if error is None:

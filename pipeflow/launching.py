@@ -57,6 +57,9 @@ def _call(runner: Runner, job: Job, lane: Lane, leased: Sequence[Mark] = ()) -> 
     job.launching = True
     job.unreached += 1
     runner.engine.in_hand += 1
+    if runner.engine.operations is not None:
+        runner.engine.operations.submits(job, lane)
+        started.launch = job.launch
     if lane.gate is not None and lane.enqueue is None:
         lane.gate.enter(lane, job.number)
     if lane.is_async:
@@ -98,8 +101,8 @@ def device_fault(runner: Runner, lane: Lane, number: int | None, error: BaseExce
 class Launch:
     """The call and what becomes of it. Only `call` runs on the lane's thread."""
 
-    __slots__ = ("_context", "_fence", "_job", "_waits", "awaited", "lane", "number", "runner", "submitted",
-                 "timer")  # fmt: skip
+    __slots__ = ("_context", "_fence", "_job", "_waits", "awaited", "lane", "launch", "number", "runner",
+                 "submitted", "timer")  # fmt: skip
 
     def __init__(
         self, runner: Runner, job: Job, lane: Lane, waits: Sequence[Mark], context: Context | None
@@ -114,6 +117,8 @@ class Launch:
         self.awaited = [item.fence for _, item in job.parts if not item.fence.reached]
         """Fences of inputs that its stream waits for."""
         self._context = context
+        self.launch = 0
+        """In the operation log, if there is one."""
         self._fence: Fence | None = None
         """Where its mark was not passed when it returned."""
         self.timer: asyncio.TimerHandle | None = None
@@ -134,6 +139,8 @@ class Launch:
         engine.in_hand -= 1
         engine.progress += 1
         job.launching = False
+        if engine.operations is not None:
+            engine.operations.came_back(self.launch, launched)
         if launched is None:  # not stage code's fault: the device, or the engine
             device_fault(runner, lane, self.number, error)
             return
@@ -151,6 +158,8 @@ class Launch:
             engine.in_hand += 1
             lane.watcher.watch(f"the fence of {self}", launched.mark, self._passed)
         outcome.took(runner, job, fence, launched)
+        if engine.operations is not None:
+            engine.operations.made_by(runner, job)
         if job.leased and job.returned:
             job.leased = False
             lane.leases.give_back(fence, job.held)
@@ -168,6 +177,8 @@ class Launch:
         for shared in runner.writes:
             if shared.follows is not None:  # which nobody wrote since it was read: it was leased till now
                 shared.publish(shared.follows.step)
+            if runner.engine.operations is not None:
+                runner.engine.operations.version(shared)
         job.versions = {
             **(job.versions or {}),
             **{shared.name: shared.version for shared in runner.writes},
@@ -178,6 +189,8 @@ class Launch:
         engine = self.runner.engine
         engine.in_hand -= 1
         engine.progress += 1
+        if engine.operations is not None:
+            engine.operations.noticed(self.launch, fault)
         if fault is not None:
             device_fault(self.runner, self.lane, self.number, fault)
             return
@@ -197,6 +210,8 @@ class Launch:
         if lane.gate is not None and lane.enqueue is None:
             lane.gate.leave(lane, self.number)
         job.unreached -= 1
+        if self.runner.engine.operations is not None:
+            self.runner.engine.operations.add("reached", self.launch)
         if context is not None and (context.logged or context.reported):
             self.runner.engine.logged(self.runner, self.number, context)
 

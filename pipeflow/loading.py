@@ -72,6 +72,9 @@ class Loader:
         wire(self._graph, self._assembly.runners, self._assembly.shared)
         if engine.saver is not None:
             engine.saver.attach(self._assembly)
+        if engine.operations is not None:
+            resumed = engine.saver is not None and engine.saver.resumed is not None
+            engine.operations.attach(self._assembly.runners.values(), resumed=resumed)
         for name in self._graph.order:
             lanes = self._assembly.runners[name].lanes
             waiting = [lane for lane in lanes if lane.has_setup or self._state_of(lane) is not None]

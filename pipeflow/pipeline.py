@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pipeflow.checkpoint.store import Saved
     from pipeflow.graph import Graph
     from pipeflow.machine import Machine
+    from pipeflow.operations import OperationLog
     from pipeflow.registry import Registry
     from pipeflow.runner import Runner
 
@@ -274,6 +275,7 @@ async def open_pipeline(
     strict: bool = False,
     debug_sync: bool = False,
     resume: str | None = None,
+    operations: OperationLog | None = None,
 ) -> AsyncGenerator[Pipeline]:
     """Check a file (or a mapping of the same shape), load it, and hand over the open pipeline.
 
@@ -282,6 +284,7 @@ async def open_pipeline(
     can be drained or cancelled too. `strict`: a logged loss that is not finite fails the run.
     `debug_sync`: wait for the device after every launch, so that a fault is laid at the right call.
     `resume`: in place of the file's `run.resume`; a folder is taken from the working folder.
+    `operations`: an empty log that is to hear of all that the engine does.
 
     On exit without an error a pipeline that still takes items is drained.
     """
@@ -301,6 +304,7 @@ async def open_pipeline(
         opening=opening,
         strict=strict,
         debug_sync=debug_sync,
+        operations=operations,
         resumed=place.saved,
     )
     async with opened as pipeline:
@@ -316,6 +320,7 @@ async def open_checked(
     opening: Callable[[Pipeline], None] | None = None,
     strict: bool = False,
     debug_sync: bool = False,
+    operations: OperationLog | None = None,
     resumed: Saved | None = None,
 ) -> AsyncGenerator[Pipeline]:
     """Load a checked file on a machine, writing to a folder, and hand over the open pipeline. `resumed`: what
@@ -337,6 +342,7 @@ async def open_checked(
         async with anyio.create_task_group() as group:
             engine = Engine(spec.run, folder, group, spec.devices, machine)
             engine.strict, engine.debug_sync = strict, debug_sync
+            engine.operations = operations
             if spec.run.checkpoint is not None and saves:
                 engine.saver = Saver(engine, spec.run.checkpoint, name, resumed)
                 if resumed is not None:

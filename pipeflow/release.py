@@ -27,6 +27,8 @@ def hold_for_ever(engine: Engine) -> None:
 
 def release_all(engine: Engine) -> None:
     """Drop every value in queues, batches and jobs. Only after `settle` came back."""
+    if engine.operations is not None:
+        engine.operations.add("forgotten")
     for runner in engine.nodes:
         _release(runner)
     engine.storages.clear()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pipeflow.device.base import Mark
     from pipeflow.fence import Fence
+    from pipeflow.operations import OperationLog
     from pipeflow.runner import Runner
     from pipeflow.stage import Resource
     from pipeflow.staleness import Admission
@@ -162,6 +163,7 @@ class Leases:
         "awaits",
         "keeps",
         "node",
+        "operations",
         "reads",
         "taken",
         "writes",
@@ -178,6 +180,7 @@ class Leases:
         awaits: bool = False,
     ) -> None:
         self.node = node
+        self.operations: OperationLog | None = None
         self.keeps = keeps
         """A job keeps them from its first step to its last. A writer of many outputs does not: its readers
         must see the version of each."""
@@ -275,11 +278,16 @@ class Leases:
                 instance.writing = True
             else:
                 instance.readers += 1
+        if self.operations is not None:
+            self.operations.leased(self.node.name, self.taken)
         return marks
 
     def give_back(self, fence: Fence, taken: Sequence[tuple[Instance, bool]] | None = None) -> None:
         """The job that took them returned; `fence` stands behind its device work."""
-        for instance, write in self.taken if taken is None else taken:
+        taken = self.taken if taken is None else taken
+        if self.operations is not None:
+            self.operations.gave_back(self.node.name, taken, fence.mark)
+        for instance, write in taken:
             if write:
                 instance.writing = False
                 instance.write_fence = fence
@@ -317,6 +325,11 @@ class Leases:
         """Roles whose value is another one for each version."""
         roles = (*self.reads.items(), *self.writes.items())
         return {role for role, instance in roles if type(instance) is Spared}
+
+    def roles(self) -> dict[str, Version]:
+        """Versions by role, as of now."""
+        held = (*self.reads.items(), *self.writes.items())
+        return {role: instance.shared.version for role, instance in held}
 
     def versions(self) -> dict[str, Version]:
         """Versions by resource name, as of now."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipeflow.edge import Edge
     from pipeflow.engine import Engine
     from pipeflow.inputs import Policy, Taken
-    from pipeflow.item import Item, Version
+    from pipeflow.item import Item
     from pipeflow.lane import Lane
     from pipeflow.resource import Shared
     from pipeflow.spec import OnError
@@ -296,7 +296,7 @@ class Runner:
             self.next_seq += 1
         job = Job(lane, seq, taken, self.engine.now())
         self.charge(job, edges)
-        self._inherit(job, taken)
+        job.inherit(taken)
         if self.station is not None:
             self.station.starts(job)
         self.begin(job, lane)
@@ -336,25 +336,6 @@ class Runner:
             for other in self.lanes:  # this item is what they waited with
                 if other.leases:
                     other.leases.forget()
-
-    @staticmethod
-    def _inherit(job: Job, taken: Taken) -> None:
-        """What an item hands on to what is made of it: versions (of several the oldest), tickets."""
-        if job.number is None:
-            job.number = taken.seq
-        parts = taken.parts
-        if len(parts) == 1:
-            item = parts[0][1]
-            job.tickets = item.tickets
-            job.versions = item.versions
-            return
-        job.tickets = tuple(ticket for _, item in parts for ticket in item.tickets)
-        merged: dict[str, Version] = {}
-        for _, item in parts:
-            for name, version in (item.versions or {}).items():
-                if name not in merged or version.step < merged[name].step:
-                    merged[name] = version
-        job.versions = merged or None
 
     def edges_for(self, seq: int | None) -> Sequence[Edge]:
         """Out-edges that will take what gets this number; all of them while it has none."""

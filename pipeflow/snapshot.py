@@ -59,9 +59,10 @@ class _Copying:
         leases = self._lane.leases
         self._values = leases.values()
         self._resources = {role: leases.reads[role].copies[0].resource for role in self._lane.snapshots}
-        self._versions = {role: held.shared.version for role, held in leases.reads.items()}
+        self._versions = leases.roles()
         self._context = self._lane.context(job.number)
         self._fence = REACHED
+        self._launch = 0
 
     def __str__(self) -> str:
         return f"the snapshot for item {self._job.number}"
@@ -71,16 +72,17 @@ class _Copying:
         job.launching = True
         job.unreached += 1
         self._runner.engine.in_hand += 1
+        if lane.operations is not None:
+            lane.operations.submits(job, lane, "copy")
+            self._launch = job.launch
         if lane.gate is not None:
             lane.gate.enter(lane, job.number)
         lane.hook_launcher.submit(self, self._call, self._returned)
 
     def _call(self) -> Launched:
-        return self._lane.hook(self._copy, self._context)
+        return self._lane.hook(self._copy, self._context, waits=self._waits, launch=self._launch)
 
     def _copy(self, context: Context) -> None:
-        for mark in self._waits:
-            self._lane.stream.wait(mark)
         for role, resource in self._resources.items():
             assert resource is not None
             self._values[role] = resource.snapshot(self._values[role])
@@ -91,6 +93,8 @@ class _Copying:
         engine.in_hand -= 1
         engine.progress += 1
         job.launching = False
+        if lane.operations is not None:
+            lane.operations.came_back(self._launch, launched)
         if launched is None:
             self._fault(error)
             return
@@ -118,6 +122,8 @@ class _Copying:
         engine = self._runner.engine
         engine.in_hand -= 1
         engine.progress += 1
+        if engine.operations is not None:
+            engine.operations.noticed(self._launch, fault)
         if fault is not None:
             self._fault(fault)
             return
@@ -129,6 +135,8 @@ class _Copying:
         if self._lane.gate is not None:
             self._lane.gate.leave(self._lane, self._job.number)
         self._job.unreached -= 1
+        if self._lane.operations is not None:
+            self._lane.operations.add("reached", self._launch)
 
     def _fault(self, error: BaseException | None) -> None:
         fault = DeviceError(

@@ -18,9 +18,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from pipeflow.check import check_document
+from pipeflow.checker import check_operations
 from pipeflow.device.base import Freed, Permit
 from pipeflow.document import from_dict, load
 from pipeflow.errors import DocumentError, GraphError
+from pipeflow.operations import OperationLog
 from pipeflow.pipeline import Pipeline, open_checked
 from pipeflow.sim import GARBAGE, Fault, Hazard, OutOfMemory, SimTensor, World
 from pipeflow.sim.folder import MemoryFolder
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
     from pipeflow.check import Report
     from pipeflow.registry import Registry
 
-__all__ = ["GARBAGE", "Fault", "Hazard", "OutOfMemory", "SimTensor", "Simulated", "World", "current_world",
-           "empty", "kernel", "note", "read", "release_cache", "simulate", "work", "write"]  # fmt: skip
+__all__ = ["GARBAGE", "Fault", "Hazard", "OperationLog", "OutOfMemory", "SimTensor", "Simulated", "World",
+           "check_operations", "current_world", "empty", "kernel", "note", "read", "release_cache", "simulate", "work", "write"]  # fmt: skip
 
 LIMIT = 1e6
 """Virtual seconds after which a run is taken to hang."""
@@ -90,6 +92,7 @@ def simulate(
     devices: Mapping[str, Mapping[str, Any]] | None = None,
     act: Callable[[Pipeline], Awaitable[Any]] | None = None,
     debug_sync: bool = False,
+    operations: OperationLog | None = None,
     limit: float = LIMIT,
     **world: Any,
 ) -> Simulated:
@@ -97,7 +100,8 @@ def simulate(
 
     `seed`: of delays and the order of notices. `ignore`: codes of static rules that are switched off, to see
     what they are good for. `devices`: options by name (`DeviceOptions`). `act` is what a caller does with the
-    open pipeline (default: `run`). `limit`: virtual seconds. More options are the World's (`lag`, `jitter`).
+    open pipeline (default: `run`). `operations`: an empty log to fill, for `check_operations`. `limit`: virtual
+    seconds. More options are the World's (`lag`, `jitter`).
     Raises DocumentError or GraphError for a file that is wrong; what the run raises is in `error`.
     """
     if isinstance(source, (str, os.PathLike)):
@@ -107,7 +111,7 @@ def simulate(
     report = check_document(document, registry=registry)
     return simulate_checked(
         report, seed=seed, ignore=ignore, faults=faults, devices=devices, act=act, debug_sync=debug_sync,
-        limit=limit, **world,
+        operations=operations, limit=limit, **world,
     )  # fmt: skip
 
 
@@ -120,6 +124,7 @@ def simulate_checked(
     devices: Mapping[str, Mapping[str, Any]] | None = None,
     act: Callable[[Pipeline], Awaitable[Any]] | None = None,
     debug_sync: bool = False,
+    operations: OperationLog | None = None,
     limit: float = LIMIT,
     **world: Any,
 ) -> Simulated:
@@ -138,7 +143,9 @@ def simulate_checked(
     async def main() -> None:
         try:
             async with asyncio.timeout(limit):
-                opened = open_checked(report, SimMachine(made), folder, debug_sync=debug_sync)
+                opened = open_checked(
+                    report, SimMachine(made), folder, debug_sync=debug_sync, operations=operations
+                )
                 async with opened as pipeline:
                     ran.pipeline = pipeline
                     ran.value = await (pipeline.run() if act is None else act(pipeline))

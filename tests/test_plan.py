@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,14 @@ def test_costs_are_read_from_overrides_and_from_a_profile() -> None:
     found = planned("", profile=told)
     assert found.seconds_per_step == pytest.approx(3.0, abs=0.02)
     assert found.bottleneck["stage"] == "train"
+
+
+def test_the_readme_tells_what_plan_says() -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| `(replay_four_gpus\w*\.yaml)` \| ([0-9.]+)", readme)
+    assert len(rows) == 5
+    for name, seconds in rows:
+        assert plan(check(EXAMPLES / name)).seconds_per_step == pytest.approx(float(seconds), abs=0.005), name
 
 
 def test_a_plan_from_a_runs_profile_tells_what_happened() -> None:

@@ -35,6 +35,14 @@ def test_the_pipeline_line_by_line_runs(tmp_path: Path) -> None:
     assert "2 steps" in done.stdout
 
 
+def test_the_simulated_stage_runs(tmp_path: Path) -> None:
+    (tmp_path / "try_it.py").write_text(block("python", "testing.simulate"))
+    done = call(tmp_path, "try_it.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:8] == [str(2 * number) for number in range(8)]
+    assert "3.2 virtual seconds" in done.stdout
+
+
 def test_the_class_runs_on_a_device(tmp_path: Path) -> None:
     source = """
 @pipeflow.stage

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from pipeflow.barrier import BarrierRunner, GuardedRunner
+from pipeflow.barrier import BarrierRunner
 from pipeflow.checkpoint import store
 from pipeflow.checkpoint.acks import Acks
 from pipeflow.checkpoint.needs import chosen_parts
 from pipeflow.checkpoint.state import join
 from pipeflow.checkpoint.station import Role, Station
 from pipeflow.errors import PipeflowError
+from pipeflow.guarded import GuardedRunner
 from pipeflow.input_runner import InputRunner
-from pipeflow.inputs import Batches
+from pipeflow.inputs import Batches, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,10 +92,25 @@ class Saver:
             if not isinstance(runner, GuardedRunner):
                 runner.station = self._station(runner)
                 self._stations.append(runner.station)
+        if self.spec.exact:
+            self._drain_whole()
         if self.resumed is not None:
             self._bring_back(self.resumed)
         for station in self._stations:
             station.begin()
+
+    def _drain_whole(self) -> None:
+        """A drain must leave nothing that a run that goes on would have made otherwise: before `of` open
+        batches stay unmade, no input loses its turn, and no stage cuts an item short."""
+        engine = self._engine
+        for station in self._stations:
+            inputs = station.runner.inputs
+            if station.role is not Role.BEFORE:
+                continue
+            if isinstance(inputs, (Batches, Turns)):
+                inputs.stops_short = lambda: engine.sources_ended
+            for lane in station.runner.lanes if not station.runner.source else ():
+                lane.stop_only_at(engine.halted)
 
     def _station(self, runner: Runner) -> Station:
         stages = [lane.stage for lane in runner.lanes]

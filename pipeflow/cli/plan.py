@@ -19,14 +19,14 @@ __all__ = ["as_text", "command"]
 @click.command("plan", short_help="Simulate a pipeline: seconds a step, busy devices, the bottleneck.")
 @click.argument("file", metavar="FILE")
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
-@click.option("--steps", type=click.IntRange(min=2), default=200, show_default=True, help="Steps to simulate.")
+@click.option("--steps", type=click.IntRange(min=2), default=200, show_default=True, help="How many.")
 @click.option("--profile", metavar="PATH", help="Costs of stages: the profile.json of a real run.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the simulated delays.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
     file: str, overrides: tuple[str, ...], steps: int, profile: str | None, seed: int, as_json: bool
 ) -> None:
-    """Simulate a pipeline: the very engine, with each stage as long as `sim:` in the file (or a profile) says.
+    """Simulate a pipeline: the very engine, each stage as long as `sim:` in the file (or a profile) says.
 
     A step is one call of the stage named in `run.step`. No GPU is needed, and no time passes but virtual.
 
@@ -48,7 +48,8 @@ def command(
 
 def as_text(found: Plan) -> str:
     """Lines for people."""
-    lines = [f"{found.seconds_per_step:.4g} s a step (of {found.steps}, in {found.seconds:.4g} virtual s)", ""]
+    span = f"of {found.steps}, in {found.seconds:.4g} virtual s"
+    lines = [f"{found.seconds_per_step:.4g} s a step ({span})", ""]
     width = max((len(name) for name in (*found.devices, *found.stages)), default=0)
     for name, device in found.devices.items():
         size = f"{device.peak_bytes / 2**30:.3g} GiB" if device.peak_bytes else "-"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pipeflow.rules import (
     barriers,
     checkpoints,
+    credits,
     embedding,
     followers,
     keys,
@@ -69,6 +70,7 @@ RULES: tuple[Rule, ...] = (
     checkpoints.gathered_behind,
     checkpoints.inexact,
     embedding.split_answer,
+    credits.idle_lanes,
     machine.no_such_device,
     machine.queue_over_budget,
     machine.allocator_transport,

@@ -124,6 +124,10 @@ class SimTensor:
         """Another tensor of the same memory."""
         return self.view(0, self.nbytes, self.shape)
 
+    def clone(self) -> SimTensor:
+        """A copy in fresh memory, enqueued on the current stream; of memory of the host made at once."""
+        return self._world.clone(self)
+
 
 register_tensor_type(SimTensor)
 

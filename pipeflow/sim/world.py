@@ -18,7 +18,7 @@ from zlib import crc32
 
 from pipeflow.sim import clock
 from pipeflow.sim.access import GARBAGE, Checker, Event, Hazard, Where
-from pipeflow.sim.device import DeviceOptions, Sim
+from pipeflow.sim.device import DeviceOptions, Sim, copied
 from pipeflow.sim.host import Host, InterpreterLock
 from pipeflow.sim.memory import Allocator
 from pipeflow.sim.order import Order
@@ -246,6 +246,16 @@ class World:
             compute,
             fault,
         )
+
+    def clone(self, tensor: SimTensor) -> SimTensor:
+        """A copy of a tensor in fresh memory of the same place, made by the current stream or by the host."""
+        if tensor.home is self.host_memory and not self.host.entered:
+            made = self.empty_on_host(tensor.nbytes)
+            self.write(made, self.read(tensor))
+        else:
+            made = copied(self, tensor, *self._current("a clone"))
+        made.shape, made.dtype = tensor.shape, tensor.dtype
+        return made
 
     def sleep(self, seconds: float) -> None:
         """Enqueue a pause of the current stream, which takes no engine."""

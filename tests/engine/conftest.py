@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipeflow.barrier import Gate
 from pipeflow.edge import Edge
 from pipeflow.fence import Fence
+from pipeflow.gate import Gate
 from pipeflow.resource import Leases
 from pipeflow.runner import Runner
 

@@ -14,7 +14,8 @@ from flows import LIMIT, collector, fine, flow, go, heard, in_loop, settled, unt
 from test_resources import Box
 
 from pipeflow import DROP, Cancelled, Pipeline, StageError, stage
-from pipeflow.barrier import BarrierRunner, Gate, gates_of_this_loop
+from pipeflow.barrier import BarrierRunner
+from pipeflow.gate import Gate, gates_of_this_loop
 from pipeflow.stage import Stage
 
 if TYPE_CHECKING:

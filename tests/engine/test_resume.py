@@ -186,6 +186,25 @@ def test_killed_at_any_call(graph: str, tmp_path: Path) -> None:
     killed_and_resumed(graph, tmp_path, 1, 1)
 
 
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_drained_at_some_calls(graph: str, tmp_path: Path) -> None:
+    """What flows out at a drain is what a run that goes on would have made, to the bit."""
+    whole = World()
+    fine(whole.go(tmp_path / "whole", GRAPHS[graph], run={"checkpoint": {"of": "train", "every": 3}}))
+    for at in range(4 + len(graph) % 5, whole.killer.calls, 11):
+        world = World()
+
+        async def drain(pipeline: Any, world: World = world) -> Any:
+            world.killer.kill = lambda: pipeline._engine.loop.call_soon_threadsafe(pipeline.drain)
+            return await pipeline.run()
+
+        world.killer.at = at
+        fine(world.go(tmp_path / str(at), GRAPHS[graph], drain, run=run_of(every=1000)))
+        fine(world.go(tmp_path / str(at), GRAPHS[graph], run=run_of(every=1000)))
+        assert world.ledgers == whole.ledgers, at
+        assert world.weights == whole.weights, at
+
+
 @pytest.mark.parametrize(("graph", "calls"), [("flat, gather, limit", 80), ("diamond", 37), ("behind", 100)])
 def test_killed_again_and_again(graph: str, calls: int, tmp_path: Path) -> None:
     """Each run gets a few calls further than the one before, until one comes to the end."""

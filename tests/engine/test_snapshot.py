@@ -13,7 +13,7 @@ from flows import LIMIT, collector, fine, go, heard, stands_still, turns_until
 from test_resources import Box, Writes
 
 from pipeflow import DROP, Cancelled, Pipeline, Stage, StageError
-from pipeflow.barrier import gates_of_this_loop
+from pipeflow.gate import gates_of_this_loop
 
 if TYPE_CHECKING:
     from pipeflow.item import Trigger

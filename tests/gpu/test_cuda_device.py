@@ -127,8 +127,8 @@ def test_memory_goes_back_only_with_a_permit(device) -> None:
 def test_a_second_loop_on_one_gpu_is_refused() -> None:
     import asyncio
 
-    from pipeflow.barrier import gates_of_this_loop
     from pipeflow.errors import DeviceError
+    from pipeflow.gate import gates_of_this_loop
 
     async def drive() -> None:
         gates_of_this_loop(["cuda:0"])

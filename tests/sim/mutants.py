@@ -153,7 +153,7 @@ MUTANTS = [
     ),
     Mutant(
         "the end of one run opens another one's gates",
-        "pipeflow.barrier",
+        "pipeflow.gate",
         "if self._holder is not holder:",
         "if False:",
         "tests/engine/test_barrier.py::test_the_end_of_one_pipeline_does_not_open_another_ones_gates",

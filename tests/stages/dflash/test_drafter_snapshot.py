@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from conftest import make_config, make_drafter, make_target
 
 from pipeflow_stages.dflash.drafter import DrafterResource
 
 
-def test_a_snapshot_shares_nothing_that_training_changes() -> None:
-    drafter = make_drafter(make_config(make_target()))
+def test_a_snapshot_shares_nothing_that_training_changes(tiny: Any) -> None:
+    drafter = tiny.drafter(tiny.config(tiny.target()))
     for weight in drafter.parameters():
         weight.grad = torch.ones_like(weight)
     resource: Any = DrafterResource.__new__(DrafterResource)
