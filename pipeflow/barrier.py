@@ -20,6 +20,7 @@ from pipeflow.device.base import Permit
 from pipeflow.error_text import named_error
 from pipeflow.errors import StageError
 from pipeflow.gate import gates_of_this_loop
+from pipeflow.guarded import RunIsOver, go_on
 from pipeflow.inputs import Taken
 from pipeflow.item import Trigger
 from pipeflow.runner import Runner
@@ -111,6 +112,8 @@ class BarrierRunner(Runner):
         begun = self.engine.now()
         try:
             quiet = await self._in_time(taken, seq, reason)
+        except RunIsOver:
+            return
         except Exception as error:
             self.engine.fail(error)
             return
@@ -167,18 +170,21 @@ class BarrierRunner(Runner):
         """All phases; the time at which everything was quiet, and what is still to be called on a copy. Gates
         open only if the run goes on."""
         await self._hold()
+        go_on(self.engine)
         for _, gate in self.scope:
             gate.close(self)
             self._tell("close", gate.device, self.name)
         self.phase = "waits for launches in scope"
         for _, gate in self.scope:
             await gate.quiet()
+        go_on(self.engine)
         self.phase = "joins background work"
         for lane in self.background:
             await self._quiesce(lane, seq)
         self.phase = "drains devices"
         permits: list[tuple[Device, Permit]] = []
         for device, gate in self.scope:
+            go_on(self.engine)
             self._tell("drain", gate.device)
             await self.engine.off_loop(device.drain, f"drain of {device.name}")
             self._tell("drained", gate.device)
@@ -261,13 +267,14 @@ class BarrierRunner(Runner):
 
     async def _release(self, permits: list[tuple[Device, Permit]]) -> tuple[Freed, ...]:
         freed: list[Freed] = []
-        for device, permit in permits:
+        for (device, permit), (_, gate) in zip(permits, self.scope, strict=True):
 
             def release(device: Device = device, permit: Permit = permit) -> Freed:
                 return device.release(permit)
 
-            self._tell("release", device.name)
+            self._tell("release", gate.device)
             freed.append(await self.engine.off_loop(release, f"release of {device.name}"))
+            go_on(self.engine)
         return tuple(freed)
 
     def _late(self, seq: int | None, limit: float) -> StageError:

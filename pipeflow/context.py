@@ -74,8 +74,8 @@ class ResourceContext:
 class Context:
     """Handed to `setup`, `run` and `finish`: one a job."""
 
-    __slots__ = ("_copies", "_enqueue", "_moving", "_reads", "_stop", "_versions", "_writes", "device",
-                 "lane", "logged", "reported", "resumed", "run_dir", "sequence", "stage",
+    __slots__ = ("_copies", "_enqueue", "_reads", "_stop", "_versions", "_writes", "device", "lane",
+                 "logged", "moving", "reported", "resumed", "run_dir", "sequence", "stage",
                  "stage_seed")  # fmt: skip
 
     def __init__(
@@ -92,7 +92,6 @@ class Context:
         writes: Mapping[str, Any],
         versions: Mapping[str, Version],
         copies: Mapping[str, Mapping[str, Any]] | None = None,
-        moving: Collection[str] = (),
         enqueue: Callable[[Callable[[], Any]], Any] | None = None,
         resumed: bool = False,
     ) -> None:
@@ -112,14 +111,15 @@ class Context:
         self._writes = writes
         self._versions = versions
         self._copies = copies or {}
-        self._moving = moving
+        self.moving: Collection[str] = ()
+        """In `setup`: roles that it may not keep, as their value is another one for each version."""
         self.logged: list[dict[str, Any]] = []
         self.reported: dict[str, Any] = {}
         self._enqueue = enqueue
 
     def read(self, role: str) -> Any:
         """The resource in this role, leased while the job runs. StageError if the file names none."""
-        if role in self._moving:
+        if role in self.moving:
             raise self._moves(role)
         if role in self._reads:
             return self._reads[role]
@@ -135,7 +135,7 @@ class Context:
     def write(self, role: str) -> Any:
         """The resource in this role, leased to this job alone. StageError if the file names none, or if it is
         open on several devices: then `copies` gives all of them."""
-        if role in self._moving:
+        if role in self.moving:
             raise self._moves(role)
         if len(self._copies.get(role, ())) > 1:
             raise StageError(
@@ -156,7 +156,7 @@ class Context:
     def copies(self, role: str) -> Mapping[str, Any]:
         """Device to value of the resource in this role, which this job writes: one for each device that it is
         open on, all leased to this job alone. StageError if the file names none."""
-        if role not in self._copies or role in self._moving:
+        if role not in self._copies or role in self.moving:
             self.write(role)  # says why not
         return self._copies[role]
 

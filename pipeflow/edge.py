@@ -32,8 +32,8 @@ class Edge:
     """Changes on the loop only."""
 
     __slots__ = ("_queue", "bytes_limit", "bytes_live", "closed", "consumer", "credits", "every", "gathered",
-                 "items_limit", "largest", "name", "operations", "peak", "pinned", "port", "producer", "production",
-                 "queued", "since_selected", "storages", "wants_bytes")  # fmt: skip
+                 "items_limit", "largest", "name", "operations", "peak", "pinned", "port", "producer",
+                 "production", "queued", "since_selected", "storages", "wants_bytes")  # fmt: skip
 
     def __init__(
         self,

@@ -16,10 +16,22 @@ if TYPE_CHECKING:
 
     from pipeflow.barrier import BarrierRunner
     from pipeflow.edge import Edge
+    from pipeflow.engine import Engine
     from pipeflow.item import Trigger
     from pipeflow.lane import Lane
 
-__all__ = ["GuardedRunner"]
+__all__ = ["GuardedRunner", "RunIsOver", "go_on"]
+
+
+class RunIsOver(Exception):
+    """The run failed while its section waited for something."""
+
+
+def go_on(engine: Engine) -> None:
+    """After each wait; raises RunIsOver once the run has failed. From then on nothing may be launched,
+    closed, drained or released: its devices may be at fault, and its gates were opened for others."""
+    if engine.failed:
+        raise RunIsOver
 
 
 class GuardedRunner(Runner):
@@ -44,6 +56,7 @@ class GuardedRunner(Runner):
         while lane.leases and lane.leases.blocker(first=True) is not None:
             # Only a host stage outside the scope can still hold one; it gives it back when it returns.
             await self.engine.next_progress()
+            go_on(self.engine)
         job = self._job(lane, trigger, charged)
         launch(self, job)
         self.wake()
@@ -66,6 +79,7 @@ class GuardedRunner(Runner):
         lane = self.lanes[0]
         while lane.snapshots and lane.leases.blocker(first=True) is not None:
             await self.engine.next_progress()
+            go_on(self.engine)
         job = self._job(lane, trigger, charged)
         if lane.snapshots:
             waits = lane.leases.take()
@@ -83,6 +97,7 @@ class GuardedRunner(Runner):
             job.snapshot is None and lane.leases and lane.leases.blocker() is not None
         ):
             await self.engine.next_progress()
+            go_on(self.engine)
         launch(self, job)
         self.wake()
         await self._retired(job)

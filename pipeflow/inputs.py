@@ -334,6 +334,8 @@ class Batches:
         self._awaited: Item | None = None
         self.lost: list[Callable[[int], None]] = []
         """Who hears of each gap: it goes no further, as batches are numbered anew."""
+        self.stops_short: Callable[[], bool] = never
+        """Whether its input ended before its time, and a resumed run will go on with what is open here."""
 
     def gaps(self) -> Sequence[int]:
         edge = self._edge

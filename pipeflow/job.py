@@ -99,7 +99,8 @@ class Job:
 
     __slots__ = ("charged", "context", "failures", "gaps", "generator", "held", "lane", "launch", "launching",
                  "leased", "number", "operation", "outputs", "parts", "pending", "retired", "retry",
-                 "retry_due", "returned", "seq", "snapshot", "started", "tickets", "unpinned", "unreached", "value", "versions")  # fmt: skip
+                 "retry_due", "returned", "seq", "snapshot", "started", "tickets", "unpinned", "unreached",
+                 "value", "versions")  # fmt: skip
 
     def __init__(self, lane: Lane | None, seq: int | None, taken: Taken | None, started: float) -> None:
         self.lane = lane

@@ -99,9 +99,7 @@ class Lane:
         self._deadlines: dict[asyncio.Task[Any] | None, asyncio.Timeout] = {}
         """Of async jobs under way, by the task that runs them."""
 
-    def context(
-        self, sequence: int | None, *, in_setup: bool = False, snapshot: Snapshot | None = None
-    ) -> Context:
+    def context(self, sequence: int | None, *, snapshot: Snapshot | None = None) -> Context:
         """The context of one job. `snapshot`: what it reads, where that is not the resources themselves."""
         leases = self.leases
         return Context(
@@ -115,7 +113,6 @@ class Lane:
             reads=leases.values() if snapshot is None else snapshot.values,
             writes=leases.values(write=True),
             copies=leases.everywhere() if leases.writes else {},
-            moving=leases.moving() if in_setup else (),
             versions=leases.roles() if snapshot is None else snapshot.versions,
             enqueue=self.enqueue,
             resumed=self.resumed,

@@ -176,7 +176,8 @@ class Loader:
 
     async def _set_up_lane(self, lane: Lane) -> None:
         engine = self._engine
-        context = lane.context(None, in_setup=True)
+        context = lane.context(None)
+        context.moving = lane.leases.moving()
         done = anyio.Event()
         failure: list[BaseException] = []
 

@@ -85,13 +85,14 @@ class OperationLog:
         """At load, once all lanes have their leases: hear what lanes, leases and edges do."""
         if resumed:
             self.add("resumed")
+        in_order: dict[Runner, bool] = {}
         for runner in runners:
             for lane in runner.lanes:
                 lane.operations = lane.leases.operations = self
                 self.add("lane", lane.name, lane.index, lane.in_flight)
             for edge in runner.outs:
                 edge.operations = self
-                self.add("edge", self._number(edge), str(edge), runner.ordered)
+                self.add("edge", self._number(edge), str(edge), _in_order(runner, in_order))
 
     def write(self, path: Path) -> None:
         """As JSON lines, threads numbered by their first entry; the file appears whole."""
@@ -206,3 +207,13 @@ class OperationLog:
     def version(self, shared: Shared) -> None:
         """A resource has new content."""
         self.add("version", shared.name, tuple[Any, ...](shared.version), shared.follows is not None)
+
+
+def _in_order(runner: Runner, known: dict[Runner, bool]) -> bool:
+    """Whether its outputs leave in the order of their numbers: it keeps the order in which it got them, and
+    got them in order, or numbers them as they leave."""
+    starts = runner.starts_domain and not runner.scatters
+    if runner not in known:
+        before = () if runner.inputs is None or starts else runner.inputs.edges
+        known[runner] = runner.ordered and all(_in_order(edge.producer, known) for edge in before)
+    return known[runner]

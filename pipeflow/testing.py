@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from pipeflow.registry import Registry
 
 __all__ = ["GARBAGE", "Fault", "Hazard", "OperationLog", "OutOfMemory", "SimTensor", "Simulated", "World",
-           "check_operations", "current_world", "empty", "kernel", "note", "read", "release_cache", "simulate", "work", "write"]  # fmt: skip
+           "check_operations", "current_world", "empty", "kernel", "note", "read", "release_cache",
+           "simulate", "work", "write"]  # fmt: skip
 
 LIMIT = 1e6
 """Virtual seconds after which a run is taken to hang."""
@@ -100,8 +101,8 @@ def simulate(
 
     `seed`: of delays and the order of notices. `ignore`: codes of static rules that are switched off, to see
     what they are good for. `devices`: options by name (`DeviceOptions`). `act` is what a caller does with the
-    open pipeline (default: `run`). `operations`: an empty log to fill, for `check_operations`. `limit`: virtual
-    seconds. More options are the World's (`lag`, `jitter`).
+    open pipeline (default: `run`). `operations`: an empty log to fill, for `check_operations`. `limit`:
+    virtual seconds. More options are the World's (`lag`, `jitter`).
     Raises DocumentError or GraphError for a file that is wrong; what the run raises is in `error`.
     """
     if isinstance(source, (str, os.PathLike)):

@@ -53,6 +53,7 @@ def test_stages_on_a_circle_come_last() -> None:
     assert report.graph.order == ["a", "x", "y"]
 
 
+@pytest.mark.axiom("1.1")
 def test_domains() -> None:
     """Axiom 1.1: one-to-one and joins keep the numbering; the others start one."""
     graph = _graph("""

@@ -70,6 +70,7 @@ PASS = {
 }
 
 
+@pytest.mark.axiom("6.1", "6.2", "6.3", "6.4", "6.5", "6.6")
 @pytest.mark.parametrize("stages", PASS.values(), ids=PASS.keys())
 def test_passes(stages: str) -> None:
     passes(_file(stages))
@@ -235,6 +236,7 @@ FAIL = {
 }
 
 
+@pytest.mark.axiom("6.1", "6.2", "6.3", "6.4", "6.5", "6.6")
 @pytest.mark.parametrize(("code", "stages"), FAIL.values(), ids=FAIL.keys())
 def test_fails(code: str, stages: str) -> None:
     fails(_file(stages), code)

@@ -365,6 +365,7 @@ class ShowsOn(Stage):
         return item
 
 
+@pytest.mark.axiom("3.6")
 @pytest.mark.parametrize(("code", "file"), FAIL.values(), ids=FAIL.keys())
 def test_fails(code: str, file: str) -> None:
     fails(file, code, more=MORE | {"shows_on": ShowsOn})

@@ -171,6 +171,7 @@ FAIL = {
 }  # fmt: skip
 
 
+@pytest.mark.axiom("3.1")
 @pytest.mark.parametrize(("code", "stages"), FAIL.values(), ids=FAIL.keys())
 def test_fails(code: str, stages: str) -> None:
     fails(HEAD + _body(stages), code, more=MORE)
@@ -223,6 +224,7 @@ def test_a_stage_where_a_resource_belongs() -> None:
     assert report.errors[0].remedy == "'step' is a stage: it belongs under `stages:`"
 
 
+@pytest.mark.axiom("3.1")
 def test_a_resource_is_opened_where_its_stages_run() -> None:
     head = "resources: {target: {uses: model, on: cuda:1}}\nstages:\n  rows: {uses: rows}\n"
     passes(head + "  a: {uses: forward, from: rows, on: cuda:1, reads: target}\n")

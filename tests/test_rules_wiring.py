@@ -364,11 +364,13 @@ FAIL = {
 }  # fmt: skip
 
 
+@pytest.mark.axiom("1.4", "4.5")
 @pytest.mark.parametrize(("code", "text"), FAIL.values(), ids=FAIL.keys())
 def test_fails(code: str, text: str) -> None:
     fails(text, code)
 
 
+@pytest.mark.axiom("2.7")
 def test_a_circle_is_shown_from_its_first_stage() -> None:
     report = checked("""
         stages:

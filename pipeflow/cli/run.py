@@ -12,6 +12,7 @@ import click
 
 from pipeflow.cli.common import counted, pipeline_file, show, valid_overrides
 from pipeflow.cli.signals import Signals
+from pipeflow.operations import OperationLog
 from pipeflow.scrub import Scrubber
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ FORCED = 130
 @click.option(
     "--debug-sync", is_flag=True, help="Wait for the device after every launch: slow, but a fault is pinned."
 )
+@click.option(
+    "--operations", is_flag=True, hidden=True, help="Write operations.jsonl: all that the engine does."
+)
 def command(
     file: str,
     overrides: tuple[str, ...],
@@ -51,6 +55,7 @@ def command(
     as_json: bool,
     strict: bool,
     debug_sync: bool,
+    operations: bool,
 ) -> None:
     """Run a pipeline file.
 
@@ -67,6 +72,8 @@ def command(
     """
     path, given = pipeline_file(file), valid_overrides(overrides)
     session = _Session(path, given, run_dir, as_json, strict, debug_sync, resume)
+    if operations:
+        session.operations = OperationLog()
     with Signals(session.heard) as signals:
         code = session.run(signals)
     if code == FORCED:
@@ -94,6 +101,7 @@ class _Session:
         self.strict = strict
         self.debug_sync = debug_sync
         self.resume = resume
+        self.operations: OperationLog | None = None
         self.pipeline: Pipeline | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._views: TaskGroup | None = None
@@ -158,13 +166,25 @@ class _Session:
                     strict=self.strict,
                     debug_sync=self.debug_sync,
                     resume=self.resume,
+                    operations=self.operations,
                 ) as pipeline:
                     await pipeline.run()
             except Exception as error:
                 failure = error
+            failure = self._write_operations() or failure
             self._over = True
             self._views.cancel_scope.cancel()
         return self._tell(failure)
+
+    def _write_operations(self) -> Exception | None:
+        """What the engine did, beside the run's other files; why that cannot be written."""
+        if self.operations is None or self.pipeline is None:
+            return None
+        try:
+            self.operations.write(self.pipeline.run_dir / "operations.jsonl")
+        except OSError as error:
+            return error
+        return None
 
     def _say(self, text: str, *, nl: bool = True) -> None:
         _say(self._scrub(text), nl=nl)

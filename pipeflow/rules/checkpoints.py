@@ -117,7 +117,9 @@ def gathered_behind(case: Case) -> Findings:
         return
     for node in _from_it(case, of):
         if node.kind is Kind.GATHER and node.known:
-            message = f"{node.name!r} gathers what {of.name!r} has made: a checkpoint would lose its open batch"
+            message = (
+                f"{node.name!r} gathers what {of.name!r} has made: a checkpoint would lose its open batch"
+            )
             remedy = f"gather before {of.name!r}, or in a stateful one-to-many stage with the hook `state`"
             yield case.of(node, "from", "gathered-behind", message, remedy)
 

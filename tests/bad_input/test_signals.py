@@ -85,6 +85,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "r"
 
 
+@pytest.mark.axiom("7.4")
 @pytest.mark.parametrize("place", PLACES)
 def test_a_second_signal_ends_within_three_seconds(place: str, tmp_path: Path, earlier: Path) -> None:
     """Though whatever runs there never comes back. What an earlier run saved in the folder stays whole."""
@@ -105,6 +106,7 @@ def test_a_second_signal_ends_within_three_seconds(place: str, tmp_path: Path, e
     all_whole(tmp_path / "r")
 
 
+@pytest.mark.axiom("7.4")
 def test_a_third_signal_leaves_at_once(tmp_path: Path) -> None:
     run = start(tmp_path, "run", grace="60s")
     run.signal()

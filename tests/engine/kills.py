@@ -299,7 +299,9 @@ class _FileLedger(list[Any]):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        super().__init__(json.loads(line) for line in (path.read_text().splitlines() if path.exists() else ()))
+        super().__init__(
+            json.loads(line) for line in (path.read_text().splitlines() if path.exists() else ())
+        )
 
     def append(self, item: Any) -> None:
         super().append(item)

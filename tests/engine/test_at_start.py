@@ -57,6 +57,7 @@ def uses(log: list[Any], **traits: Any) -> dict[str, Any]:
     return {"box": Box, "writes": Writes, "logs": logs(log), "publishes": publishes(log, **traits)}
 
 
+@pytest.mark.axiom("5.4")
 def test_version_0_goes_out_before_item_0(tmp_path: Path) -> None:
     log: list[Any] = []
     outcome = fine(go(tmp_path, files(every=2), uses(log), resources=RESOURCES))
@@ -67,6 +68,7 @@ def test_version_0_goes_out_before_item_0(tmp_path: Path) -> None:
     assert (first["reason"], first["step"]) == ("start", 0)
 
 
+@pytest.mark.axiom("5.4")
 @pytest.mark.parametrize("trait", [True, False])
 @pytest.mark.parametrize("barrier", [True, False, None])
 @pytest.mark.parametrize("stage", [True, False, None])

@@ -111,6 +111,7 @@ def uses(busy: Busy, seen: list[Any], **publish: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.axiom("5.1")
 @pytest.mark.parametrize("uv", [False, True])
 def test_the_section_runs_alone_and_sees_its_version(tmp_path: Path, uv: bool) -> None:
     busy, seen = Busy(), []
@@ -123,6 +124,7 @@ def test_the_section_runs_alone_and_sees_its_version(tmp_path: Path, uv: bool) -
     ] * 3
 
 
+@pytest.mark.axiom("1.5")
 def test_it_fires_at_the_end_if_anything_came_since(tmp_path: Path) -> None:
     busy, seen = Busy(), []
     fine(go(tmp_path, files(10, every=4), uses(busy, seen), resources=RESOURCES))
@@ -136,6 +138,7 @@ def test_it_does_not_fire_again_at_the_end_if_nothing_came(tmp_path: Path) -> No
     assert len(busy.triggers) == 2
 
 
+@pytest.mark.axiom("1.5")
 @pytest.mark.parametrize("lost", ["skipped by the writer", "dropped before it"])
 def test_it_fires_on_each_selected_gap_and_holds_the_writer_meanwhile(tmp_path: Path, lost: str) -> None:
     """Number 3 and 7 are gaps: the version before them goes out, not a later one."""
@@ -170,6 +173,7 @@ def test_a_fault_in_the_section_ends_the_run(tmp_path: Path) -> None:
     assert outcome.runner("w").counters.started == 8
 
 
+@pytest.mark.axiom("5.5")
 def test_after_a_fault_gates_stay_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host stage fails while the section is at work, which ends well. Gates are shared with the other
     pipelines of the loop: they open once this one is gone, not before."""
@@ -214,6 +218,7 @@ def test_a_skipped_fault_in_the_section_goes_on(tmp_path: Path) -> None:
     assert seen == [(0, 4), (2, 12)]
 
 
+@pytest.mark.axiom("5.5")
 def test_a_retried_fault_in_the_section_runs_again_behind_closed_gates(tmp_path: Path) -> None:
     busy, seen, tries = Busy(), [], []
     Publish = busy.publish()
@@ -232,6 +237,7 @@ def test_a_retried_fault_in_the_section_runs_again_behind_closed_gates(tmp_path:
     assert busy.met == []
 
 
+@pytest.mark.axiom("5.1")
 def test_guarded_stages_run_one_by_one_and_one_may_feed_the_next(tmp_path: Path) -> None:
     """B > release > log > publish."""
     busy, seen, order = Busy(), [], []
@@ -260,6 +266,7 @@ def test_guarded_stages_run_one_by_one_and_one_may_feed_the_next(tmp_path: Path)
     assert [line["step"] for line in freed] == [1, 2]
 
 
+@pytest.mark.axiom("5.2")
 def test_two_barriers_take_turns(tmp_path: Path) -> None:
     busy, seen = Busy(), []
     spec = files(every=3)
@@ -289,6 +296,7 @@ def test_the_output_of_one_section_may_feed_another_barrier(tmp_path: Path) -> N
     assert outcome.runner("q").counters.done == 6
 
 
+@pytest.mark.axiom("5.1")
 def test_background_work_is_joined_and_its_fault_named(tmp_path: Path) -> None:
     busy, seen, joined = Busy(), [], []
 
@@ -309,6 +317,7 @@ def test_background_work_is_joined_and_its_fault_named(tmp_path: Path) -> None:
     assert "stage 'g', item 1: in quiesce, for barrier 'b': OSError: copy lost" in str(outcome.error)
 
 
+@pytest.mark.axiom("5.6")
 def test_a_timeout_names_the_phase_and_the_lane(tmp_path: Path) -> None:
     busy, seen, release = Busy(), [], threading.Event()
 
@@ -326,6 +335,7 @@ def test_a_timeout_names_the_phase_and_the_lane(tmp_path: Path) -> None:
     assert "o[0] item 0" in str(outcome.error)
 
 
+@pytest.mark.axiom("5.5")
 @pytest.mark.parametrize("phase", ["waits for launches", "runs p"])
 def test_a_cancel_in_a_barrier_ends_the_run(
     tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
@@ -368,6 +378,7 @@ def test_a_cancel_in_a_barrier_ends_the_run(
     assert len(phases) == 1
 
 
+@pytest.mark.axiom("5.3")
 def test_async_stages_launch_only_through_an_open_gate(tmp_path: Path) -> None:
     """In the middle of a job: what it enqueues waits, and its timeout stands still meanwhile."""
     busy, seen = Busy(), []
@@ -412,6 +423,7 @@ def test_async_stages_launch_only_through_an_open_gate(tmp_path: Path) -> None:
     assert seen == [(0, 4), (1, 8), (2, 12)]
 
 
+@pytest.mark.axiom("5.2")
 def test_a_barrier_stops_the_launches_of_other_pipelines_too(tmp_path: Path) -> None:
     one, two = Busy(), Busy()
     two.inside = 0
@@ -455,6 +467,7 @@ def test_a_run_that_failed_in_its_section_frees_other_pipelines_when_it_is_gone(
     assert went_on.runner("o").counters.done == 400
 
 
+@pytest.mark.axiom("5.2")
 def test_the_end_of_one_pipeline_does_not_open_another_ones_gates(tmp_path: Path) -> None:
     """A section of the second is under way when the first, which has a barrier of its own, is closed."""
     busy, quick, seen = Busy(), Busy(), []

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from flows import fine, go, numbers
+from flows import fine, go, heard, numbers
 from kills import World, run_of
 
 from pipeflow import Pipeline
@@ -71,6 +72,7 @@ class AddOne(Stage):
         self._own.copy_(state["own"])
 
 
+@pytest.mark.axiom("3.5", "8.1")
 @pytest.mark.parametrize("device", ["cpu", "cpu-late"])
 def test_it_is_of_the_version_right_after_its_step(tmp_path: Path, device: str) -> None:
     stages: dict[str, Any] = {
@@ -105,7 +107,11 @@ KINDS = [
 
 def test_tensors_and_json_come_back_to_the_bit(tmp_path: Path) -> None:
     value: dict[str, Any] = {f"{kind}": torch.arange(6).reshape(2, 3).to(kind) for kind in KINDS}
-    value |= {"scalar": torch.tensor(2.5), "none": torch.empty(0, 3), "turned": torch.arange(6).reshape(2, 3).T}
+    value |= {
+        "scalar": torch.tensor(2.5),
+        "none": torch.empty(0, 3),
+        "turned": torch.arange(6).reshape(2, 3).T,
+    }
     value |= {"deep": [{"a": None, "b": [True, 1, "é"]}, float("inf"), -0.0], "nan": float("nan")}
     tensors: dict[str, Any] = {}
     plain = split(value, "stage", tensors, lambda tensor: tensor.clone())
@@ -221,6 +227,29 @@ def test_a_drain_saves_what_flowed_out(tmp_path: Path) -> None:
     assert steps(tmp_path / "run") == [done, 20]
 
 
+def test_it_is_on_the_disk_when_the_run_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    real = store.write
+
+    def slow(*given: Any) -> None:
+        begun.set()
+        assert goes_on.wait(10)
+        real(*given)
+
+    async def act(pipeline: Pipeline) -> Any:
+        running = asyncio.ensure_future(pipeline.run())
+        await heard(begun)
+        while pipeline._engine._open_nodes:
+            await asyncio.sleep(0)
+        assert not pipeline._engine.ended.is_set()
+        goes_on.set()
+        await running
+        return steps(tmp_path)
+
+    monkeypatch.setattr(store, "write", slow)
+    assert fine(World().go(tmp_path, STAGES, act, run=run_of(every=100))).value == [20]
+
+
 def test_a_run_that_is_through_has_nothing_left_to_do(tmp_path: Path) -> None:
     world = World()
     fine(world.go(tmp_path, STAGES, run=run_of()))
@@ -234,6 +263,7 @@ def test_a_run_that_is_through_has_nothing_left_to_do(tmp_path: Path) -> None:
 # Faults ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.axiom("8.1")
 def test_a_fault_behind_step_k_keeps_its_checkpoint_from_appearing(tmp_path: Path) -> None:
     class Fails(Stage):
         def run(self, item: int) -> None:
@@ -251,11 +281,14 @@ def test_a_fault_behind_step_k_keeps_its_checkpoint_from_appearing(tmp_path: Pat
         def run(self, item: Any) -> int:
             return item["a"]
 
-    outcome = go(tmp_path, stages, {"fails": Fails, "first": First}, run={"checkpoint": {"of": "train", "every": 4}})
+    outcome = go(
+        tmp_path, stages, {"fails": Fails, "first": First}, run={"checkpoint": {"of": "train", "every": 4}}
+    )
     assert isinstance(outcome.error, StageError)
     assert steps(tmp_path) == [4]
 
 
+@pytest.mark.axiom("8.1")
 def test_a_late_device_fault_keeps_its_checkpoint_from_appearing(tmp_path: Path) -> None:
     """The copies of step 8 are on their way when the device reports a fault: step 4 is the last one."""
     stages: dict[str, Any] = {
@@ -393,6 +426,7 @@ def test_one_run_at_a_time_in_a_folder(tmp_path: Path) -> None:
 # No wait ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.axiom("3.5")
 def test_the_writer_goes_on_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk holds step 4 until the writer has done three steps more."""
     further = threading.Event()
@@ -414,5 +448,12 @@ def test_the_writer_goes_on_while_it_is_written(tmp_path: Path, monkeypatch: pyt
         "rows": {"uses": "numbers", "with": {"count": 12}},
         "train": {"uses": "tells", "from": "rows"},
     }
-    fine(go(tmp_path, stages, {"tells": Tells, "numbers": numbers}, run={"checkpoint": {"of": "train", "every": 4}}))
+    fine(
+        go(
+            tmp_path,
+            stages,
+            {"tells": Tells, "numbers": numbers},
+            run={"checkpoint": {"of": "train", "every": 4}},
+        )
+    )
     assert steps(tmp_path) == [4, 8, 12]

@@ -133,6 +133,7 @@ def test_a_read_on_another_lane_before_the_fence_shows(
     assert any(t.isnan().any() for t in seen)
 
 
+@pytest.mark.axiom("4.8")
 def test_a_host_stage_that_does_not_wait_for_the_fence_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from flows import collector, fine, go, stands_still, turns_until
 from pipeflow import Gather, Pipeline, StallError, stage
 
 
+@pytest.mark.axiom("2.2")
 @pytest.mark.parametrize("items", [1, 2, 5])
 def test_no_more_items_are_alive_than_credits(tmp_path: Path, items: int) -> None:
     """Alive: in production, queued, or at work at the consumer. The producer stands still at the bound."""
@@ -39,6 +40,7 @@ def test_no_more_items_are_alive_than_credits(tmp_path: Path, items: int) -> Non
     assert outcome.runner("b").inputs.edges[0].peak == items
 
 
+@pytest.mark.axiom("2.1")
 def test_a_start_takes_all_credits_or_none(tmp_path: Path) -> None:
     """A fork with one full arm takes nothing on the other: the other's queue stays empty."""
     release = threading.Event()
@@ -82,6 +84,7 @@ def tensors(sizes: list[int]) -> Any:
     return make
 
 
+@pytest.mark.axiom("2.4")
 def test_an_item_of_three_times_the_budget_passes(tmp_path: Path) -> None:
     seen: list[int] = []
 
@@ -97,6 +100,7 @@ def test_an_item_of_three_times_the_budget_passes(tmp_path: Path) -> None:
     assert seen == [300, 10, 300, 20]
 
 
+@pytest.mark.axiom("2.3")
 def test_a_start_reserves_the_largest_output_seen(tmp_path: Path) -> None:
     """Budget 100, items of 40: two are alive at a time, though eight credits are free."""
     release = threading.Event()
@@ -122,6 +126,7 @@ def test_a_start_reserves_the_largest_output_seen(tmp_path: Path) -> None:
     assert outcome.runner("b").inputs.edges[0].peak == 2
 
 
+@pytest.mark.axiom("2.3")
 def test_until_a_size_is_known_one_item_is_in_production(tmp_path: Path) -> None:
     """Four lanes could start four items at once; none knows its size."""
     entered = threading.Semaphore(0)
@@ -150,6 +155,7 @@ def test_until_a_size_is_known_one_item_is_in_production(tmp_path: Path) -> None
     fine(go(tmp_path, stages, {"grow": grow, "sink": collector([])}, act))
 
 
+@pytest.mark.axiom("2.3")
 def test_declared_bytes_let_several_start_at_once(tmp_path: Path) -> None:
     together = threading.Barrier(2, timeout=10)
 
@@ -167,6 +173,7 @@ def test_declared_bytes_let_several_start_at_once(tmp_path: Path) -> None:
     fine(go(tmp_path, stages, {"grow": grow, "sink": collector([])}))
 
 
+@pytest.mark.axiom("2.3")
 def test_a_storage_counts_once(tmp_path: Path) -> None:
     """Ten views of one storage are on the edge, all alive: its bytes count once."""
     release, live = threading.Event(), []
@@ -210,6 +217,7 @@ class Many(Gather):
         return len(items)
 
 
+@pytest.mark.axiom("2.4")
 def test_a_gather_larger_than_the_queue_fills(tmp_path: Path) -> None:
     seen: list[int] = []
     stages = {
@@ -255,12 +263,14 @@ def kept_behind(tmp_path: Path) -> Any:
     return outcome, seen
 
 
+@pytest.mark.axiom("2.4")
 def test_the_oldest_job_may_pass_what_its_own_stage_keeps_behind_it(tmp_path: Path) -> None:
     outcome, seen = kept_behind(tmp_path)
     fine(outcome)
     assert seen == KEPT
 
 
+@pytest.mark.axiom("2.4")
 def test_without_the_rule_that_graph_stalls_and_the_error_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

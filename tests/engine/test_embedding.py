@@ -152,6 +152,7 @@ async def steps(count: int) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.axiom("7.5")
 @pytest.mark.parametrize("uv", [False, True])
 @pytest.mark.parametrize("how", ["cancel", "task", "scope", "drain", "twice"])
 @pytest.mark.parametrize("phase", ["load", "run"])

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from flows import collector, fine, go
 
 from pipeflow import DROP, stage
@@ -42,6 +43,7 @@ def fan_in(folder: Path, taking: dict[str, Any], **sources: list[Any]) -> list[A
     return seen
 
 
+@pytest.mark.axiom("1.4")
 def test_a_list_takes_turns_and_an_ended_input_loses_its_turn(tmp_path: Path) -> None:
     seen = fan_in(tmp_path, {"from": ["x", "y", "z"]}, x=[1, 2, 3, 4], y=[10], z=[100, 200])
     assert seen == [1, 10, 100, 2, 200, 3, 4]
@@ -52,6 +54,7 @@ def test_a_gap_takes_its_turn(tmp_path: Path) -> None:
     assert seen == [1, 10, 20, 3, 30]
 
 
+@pytest.mark.axiom("1.4")
 def test_arrivals_do_not_wait_for_a_slow_input(tmp_path: Path) -> None:
     seen: list[Any] = []
     release = threading.Event()

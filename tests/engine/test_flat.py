@@ -13,6 +13,7 @@ from flows import collector, fine, go
 from pipeflow import DROP, Failed, stage
 
 
+@pytest.mark.axiom("2.5")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_each_output_leaves_at_once(tmp_path: Path, is_async: bool) -> None:
     """The generator goes on only once its first output was consumed: it is not collected first."""
@@ -66,6 +67,7 @@ def test_outputs_keep_the_order_of_their_inputs(tmp_path: Path, replicas: int) -
     assert seen == [(n, k) for n in range(12) for k in range(n % 4)]
 
 
+@pytest.mark.axiom("1.1")
 def test_a_dropped_output_leaves_no_hole_in_the_numbers(tmp_path: Path) -> None:
     numbers: list[tuple[int, int]] = []
 

@@ -130,6 +130,7 @@ def straight(count: int, every: int, way: str = "g", **stages: Any) -> dict[str,
     return spec
 
 
+@pytest.mark.axiom("3.6")
 @pytest.mark.parametrize("build", [files, straight])
 @pytest.mark.parametrize("every", [1, 2, 3])
 @pytest.mark.parametrize("spare", [0, 1, 2])
@@ -140,6 +141,7 @@ def test_no_step_is_made_of_older_items(tmp_path: Path, build: Any, every: int, 
     assert max(loop.ahead) <= staleness
 
 
+@pytest.mark.axiom("3.6")
 @pytest.mark.parametrize("staleness", [0, 1, 2, 3])
 def test_it_runs_ahead_as_far_as_it_may_and_no_further(tmp_path: Path, staleness: int) -> None:
     """The trainer is held in its first step: what the reader does meanwhile is what it may."""
@@ -170,6 +172,7 @@ def test_it_runs_ahead_as_far_as_it_may_and_no_further(tmp_path: Path, staleness
     assert max(loop.ahead) == staleness
 
 
+@pytest.mark.axiom("3.6")
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_gathers_on_the_way_multiply(tmp_path: Path, staleness: int) -> None:
     """Two by two and three by three: six items a step."""
@@ -210,6 +213,7 @@ GONE = [0, 1, 4, 5, 6, 11]
 LEFT = [(n,) for n in range(12) if n not in GONE]
 
 
+@pytest.mark.axiom("3.6")
 @pytest.mark.parametrize("where", ["reader drops", "reader skips", "filtered", "writer skips", "routed away"])
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_gap_gives_its_place_back(tmp_path: Path, where: str, every: int) -> None:

@@ -18,6 +18,7 @@ def evens(item: int) -> int:
     return item if item % 2 == 0 else DROP  # type: ignore[return-value]
 
 
+@pytest.mark.axiom("1.2")
 @pytest.mark.parametrize("launcher", ["thread", "inline"])
 def test_a_join_with_a_gap_in_one_arm_is_a_gap(tmp_path: Path, launcher: str) -> None:
     seen: list[Any] = []
@@ -38,6 +39,7 @@ def test_a_join_with_a_gap_in_one_arm_is_a_gap(tmp_path: Path, launcher: str) ->
     assert outcome.runner("d").counters.gaps == 4
 
 
+@pytest.mark.axiom("1.2")
 def test_a_gap_keeps_its_turn_behind_a_slow_item(tmp_path: Path) -> None:
     """Item 1 is dropped while item 0 is still at work: a join downstream needs both numbers, in order."""
     release, seen = threading.Event(), []
@@ -67,6 +69,7 @@ def test_a_gap_keeps_its_turn_behind_a_slow_item(tmp_path: Path) -> None:
     assert seen == [0, 2, 3]
 
 
+@pytest.mark.axiom("1.2")
 def test_gaps_hold_no_credit(tmp_path: Path) -> None:
     """A thousand gaps behind one item that waits: one entry on the edge, no credit."""
     release, seen, peak = threading.Event(), [], []
@@ -95,6 +98,7 @@ def test_gaps_hold_no_credit(tmp_path: Path) -> None:
     assert peak == []
 
 
+@pytest.mark.axiom("1.2")
 def test_a_gather_counts_live_items(tmp_path: Path) -> None:
     seen: list[Any] = []
 
@@ -115,6 +119,7 @@ def test_a_gather_counts_live_items(tmp_path: Path) -> None:
     assert seen == [[0, 2, 4], [6, 8, 10], [12]]
 
 
+@pytest.mark.axiom("1.4")
 def test_a_port_is_a_gap_on_the_others_and_a_list_of_ports_keeps_the_numbers(tmp_path: Path) -> None:
     seen: list[Any] = []
     left: list[int] = []

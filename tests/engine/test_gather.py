@@ -65,6 +65,7 @@ SERVICE = {
 }
 
 
+@pytest.mark.axiom("1.6")
 @pytest.mark.parametrize("uv", [False, True])
 def test_a_scatter_gives_each_submit_its_own_result(tmp_path: Path, uv: bool) -> None:
     async def act(pipeline: Pipeline) -> Any:
@@ -79,6 +80,7 @@ def test_a_scatter_gives_each_submit_its_own_result(tmp_path: Path, uv: bool) ->
             assert result == 2 * number
 
 
+@pytest.mark.axiom("1.6")
 def test_linger_lets_a_single_item_through(tmp_path: Path) -> None:
     async def act(pipeline: Pipeline) -> Any:
         return await pipeline.submit(21)
@@ -111,6 +113,7 @@ def test_linger_of_a_rare_bucket_is_not_put_off_by_busy_ones(tmp_path: Path) -> 
     assert outcome.value == -1
 
 
+@pytest.mark.axiom("1.6")
 def test_a_scatter_keeps_numbers_gaps_too(tmp_path: Path) -> None:
     """Behind a scatter each number is there once: its members', dropped ones, and the gaps between them."""
     numbers: list[tuple[int, int]] = []

@@ -37,6 +37,7 @@ class LooksAsync(Stage):
             yield (item, len(box["log"]))
 
 
+@pytest.mark.axiom("2.5", "3.2")
 @pytest.mark.parametrize("looks", [Looks, LooksAsync])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_the_writer_behind_a_reader_of_many_outputs(tmp_path: Path, looks: Any, replicas: int) -> None:
@@ -56,6 +57,7 @@ def test_the_writer_behind_a_reader_of_many_outputs(tmp_path: Path, looks: Any, 
     assert outcome.runner("looks").outs[0].peak > 1, "it never had to go on without a credit"
 
 
+@pytest.mark.axiom("2.5", "5.1")
 def test_a_flat_map_into_a_stopped_stage_in_a_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The barrier's section writes what both the flat map and its consumer read: the consumer may not start
     any more, so the flat map gets no credit, and the section waits for it."""

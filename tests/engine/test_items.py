@@ -43,6 +43,7 @@ def two_speeds(order: list[int]) -> tuple[Any, Any, threading.Event]:
     return work, release, release
 
 
+@pytest.mark.axiom("1.3")
 def test_a_fast_lane_goes_on_beside_a_slow_one(tmp_path: Path) -> None:
     """Items 1 to 9 are worked on while 0 is: its lane's inputs retire and its lane is free, order or not."""
     worked: list[int] = []
@@ -58,6 +59,7 @@ def test_a_fast_lane_goes_on_beside_a_slow_one(tmp_path: Path) -> None:
     assert seen == list(range(10))
 
 
+@pytest.mark.axiom("1.3")
 def test_unordered_hands_over_as_fences_are_reached(tmp_path: Path) -> None:
     release = threading.Event()
     seen: list[int] = []
@@ -83,6 +85,7 @@ def test_unordered_hands_over_as_fences_are_reached(tmp_path: Path) -> None:
     assert seen == [*range(1, 10), 0]
 
 
+@pytest.mark.axiom("1.5")
 def test_every_selects_by_number_whatever_was_dropped(tmp_path: Path) -> None:
     seen: list[int] = []
 

@@ -63,6 +63,7 @@ def run(tmp_path: Path, work: Any, on: str | None = None) -> Any:
     return go(tmp_path, stages, {"rows": rows, "work": work})
 
 
+@pytest.mark.axiom("4.5")
 @pytest.mark.parametrize("on", [None, "cpu", "cpu-late"])
 def test_a_write_into_the_input_is_refused(tmp_path: Path, on: str | None) -> None:
     error = run(tmp_path, writes, on).error
@@ -75,11 +76,13 @@ def test_a_write_of_an_async_stage_too(tmp_path: Path) -> None:
     assert "wrote into its input" in str(run(tmp_path, writes_async).error)
 
 
+@pytest.mark.axiom("4.5")
 @pytest.mark.parametrize("work", [says_so, copies, detaches])
 def test_what_is_declared_or_copied_passes(tmp_path: Path, work: Any) -> None:
     fine(run(tmp_path, work, "cpu"))
 
 
+@pytest.mark.axiom("4.7")
 def test_an_output_with_a_graph_is_refused(tmp_path: Path) -> None:
     error = run(tmp_path, keeps_its_graph, "cpu").error
     assert isinstance(error, StageError)
@@ -158,6 +161,7 @@ def ring(tmp_path: Path, maker: Any, consumer: Any, on: str = "cpu", count: int 
     return go(tmp_path, stages, {"maker": maker, "consumer": consumer})
 
 
+@pytest.mark.axiom("4.6")
 @pytest.mark.parametrize("maker", [Ring, RingOfViews, InferenceRing])
 @pytest.mark.parametrize("on", ["cpu", "cpu-late"])
 def test_a_buffer_handed_on_again_while_an_item_needs_it_is_an_error(
@@ -173,6 +177,7 @@ def test_a_buffer_handed_on_again_while_an_item_needs_it_is_an_error(
     assert "Return a new tensor for each item" in str(error)
 
 
+@pytest.mark.axiom("4.6")
 @pytest.mark.parametrize("on", ["cpu", "cpu-late"])
 def test_a_buffer_written_again_while_an_item_needs_it_is_an_error(tmp_path: Path, on: str) -> None:
     """Item 1 waits in the queue while its memory is written for item 2, which gets new memory."""
@@ -226,6 +231,7 @@ def test_new_memory_and_one_never_written_pass(tmp_path: Path, maker: type[Ring]
     assert len(outcome.engine.storages) == 0
 
 
+@pytest.mark.axiom("4.6")
 def test_a_buffer_filled_in_time_passes(tmp_path: Path) -> None:
     """With one item alive at a time the ring of one is right: nobody reads what is overwritten."""
     seen: list[float] = []
@@ -292,6 +298,7 @@ def test_a_declared_write_into_a_handed_on_input_is_no_rewrite(tmp_path: Path, o
 # What a caller gets is his own (axiom 4.9) ---------------------------------------------------------
 
 
+@pytest.mark.axiom("4.9")
 def test_a_submitted_result_is_not_filled_again(tmp_path: Path) -> None:
     async def act(pipeline: Any) -> list[float]:
         results = [await pipeline.submit(number) for number in range(3)]

@@ -58,6 +58,7 @@ def test_an_async_stage_that_awaits_what_was_cancelled_fails_and_does_not_hang(t
     assert str(outcome.error) == "stage 'b', item 0: CancelledError: CancelledError"
 
 
+@pytest.mark.axiom("7.1")
 @pytest.mark.parametrize("launcher", ["thread", "inline"])
 def test_skip_leaves_a_gap_and_a_dead_letter(tmp_path: Path, launcher: str) -> None:
     seen: list[int] = []
@@ -75,6 +76,7 @@ def test_beyond_its_budget_skip_stops(tmp_path: Path) -> None:
     assert "item 5: ValueError: bad 5 (the budget of 1 skipped items is used up)" in str(outcome.error)
 
 
+@pytest.mark.axiom("7.1")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_retry_runs_the_item_again_in_its_place(tmp_path: Path, is_async: bool) -> None:
     seen: list[int] = []

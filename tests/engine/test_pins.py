@@ -30,6 +30,7 @@ def looks(seen: list[tuple[int, int]], slow: bool = False) -> Any:
     return Looks
 
 
+@pytest.mark.axiom("3.4")
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_slow_reader_holds_the_next_write_back(tmp_path: Path, every: int, replicas: int) -> None:
@@ -45,6 +46,7 @@ def test_a_slow_reader_holds_the_next_write_back(tmp_path: Path, every: int, rep
     assert sorted(seen) == [(n, n + 1) for n in range(every - 1, 12, every)]
 
 
+@pytest.mark.axiom("3.4")
 def test_a_skipped_item_of_the_writer_holds_nothing_back(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 

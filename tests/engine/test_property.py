@@ -351,6 +351,7 @@ def check(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
             same(stream, builder.seen[stream.name])
 
 
+@pytest.mark.axiom("1.1")
 @settings(
     max_examples=60,
     deadline=None,

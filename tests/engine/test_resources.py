@@ -61,6 +61,7 @@ class Reads(Stage):
             return item
 
 
+@pytest.mark.axiom("3.2")
 def test_many_read_or_one_writes(tmp_path: Path) -> None:
     seen: list[int] = []
     stages = {
@@ -92,6 +93,7 @@ def test_two_readers_are_inside_together(tmp_path: Path) -> None:
     fine(go(tmp_path, stages, {"box": Box, "meets": Meets}, resources={"box": {"uses": "box"}}))
 
 
+@pytest.mark.axiom("3.3")
 def test_each_step_of_a_writer_makes_a_version_and_items_carry_it(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
@@ -119,6 +121,7 @@ def test_each_step_of_a_writer_makes_a_version_and_items_carry_it(tmp_path: Path
     assert versions == [(n, n + 1) for n in range(6)]
 
 
+@pytest.mark.axiom("3.1")
 def test_undeclared_use_is_an_error(tmp_path: Path) -> None:
     @stage
     def grabs(item: int, ctx) -> None:
@@ -183,6 +186,7 @@ def test_a_stream_of_readers_does_not_starve_the_writer(running_loop: Any) -> No
     assert second.blocker() is None
 
 
+@pytest.mark.axiom("3.2")
 def test_two_lanes_that_need_two_resources_never_wait_for_each_other(running_loop: Any) -> None:
     """They queue at both in one go, so the order is the same at each; and nobody starves between the two."""
     one, two = instances("one", "two")
@@ -204,6 +208,7 @@ def test_two_lanes_that_need_two_resources_never_wait_for_each_other(running_loo
     assert b.blocker() is None
 
 
+@pytest.mark.axiom("3.2")
 def test_a_host_lane_starts_once_what_it_must_come_after_is_over(running_loop: Any) -> None:
     """A stream waits for marks; a thread of the host would block on them, so it is not started yet."""
     (box,) = instances("box")

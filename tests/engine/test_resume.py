@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flows import fine
-from kills import World, run_of
+from flows import fine, go, heard
+from kills import Weights, World, run_of
 
 from pipeflow.checkpoint import station, store
+from pipeflow.context import Context
 from pipeflow.errors import Cancelled, PipeflowError
+from pipeflow.stage import Stage
 
 TRAIN = {"uses": "train", "writes": "weights"}
 SINK = {"uses": "ledger", "from": "train"}
@@ -131,7 +136,7 @@ GRAPHS: dict[str, dict[str, Any]] = {
         "ends": {"uses": "ledger", "from": "short", "with": {"name": "ends"}},
     },
     "barrier": {
-        "rows": {"uses": "records"},
+        "rows": {"uses": "records", "with": {"count": 18}},
         "train": {**TRAIN, "from": "rows"},
         "barrier": {"uses": "barrier", "from": "train", "every": 4},
         "publish": {"uses": "publish", "reads": "weights", "from": "barrier"},
@@ -174,11 +179,13 @@ def killed_and_resumed(graph: str, folder: Path, start: int, stride: int) -> Non
         assert told(second) == told(end), at
 
 
+@pytest.mark.axiom("1.5", "8.2")
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_killed_at_some_calls(graph: str, tmp_path: Path) -> None:
     killed_and_resumed(graph, tmp_path, 3 + len(graph) % 7, 7)
 
 
+@pytest.mark.axiom("8.2")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -203,6 +210,43 @@ def test_drained_at_some_calls(graph: str, tmp_path: Path) -> None:
         fine(world.go(tmp_path / str(at), GRAPHS[graph], run=run_of(every=1000)))
         assert world.ledgers == whole.ledgers, at
         assert world.weights == whole.weights, at
+
+
+@pytest.mark.axiom("8.2")
+def test_no_stage_before_cuts_an_item_short_for_a_drain(tmp_path: Path) -> None:
+    """It is not told of the drain, as what it left out would be taken for done."""
+    world = World()
+    drained, seen = threading.Event(), threading.Event()
+
+    class Hasty(Stage):
+        def run(self, item: int, ctx: Context) -> Iterator[int]:
+            for part in range(3):
+                if item == 2 and part == 1:
+                    seen.set()
+                    assert drained.wait(10)
+                if ctx.stopping:
+                    return
+                yield item * 10 + part
+
+    uses = {**world.uses(), "weights": Weights, "hasty": Hasty}
+    stages = {
+        "rows": {"uses": "records", "with": {"count": 20}},
+        "hasty": {"uses": "hasty", "from": "rows"},
+        "train": {"uses": "add", "from": "hasty"},
+        "sink": SINK,
+    }
+
+    async def drain(pipeline: Any) -> Any:
+        running = asyncio.ensure_future(pipeline.run())
+        await heard(seen)
+        pipeline.drain()
+        drained.set()
+        return await running
+
+    fine(go(tmp_path, stages, uses, drain, run=run_of(every=1000)))
+    assert len(world.ledgers["all"]) < 60
+    fine(go(tmp_path, stages, uses, run=run_of(every=1000)))
+    assert world.ledgers["all"] == [1000 + item * 10 + part for item in range(20) for part in range(3)]
 
 
 @pytest.mark.parametrize(("graph", "calls"), [("flat, gather, limit", 80), ("diamond", 37), ("behind", 100)])
@@ -242,6 +286,7 @@ kills.flows.fine(world.go(Path(sys.argv[1]), test_resume.GRAPHS["gather"], act, 
 """
 
 
+@pytest.mark.axiom("8.4")
 @pytest.mark.parametrize("at", [31, 52])
 def test_a_process_that_is_killed(at: int, tmp_path: Path) -> None:
     """SIGKILL: nothing is closed, flushed or told."""
@@ -278,6 +323,12 @@ UNORDERED: dict[str, dict[str, Any]] = {
         "train": {"uses": "add_async", "from": "both"},
         "sink": {"uses": "ledger", "from": "train"},
     },
+    "device": {
+        "rows": {"uses": "records", "with": {"count": 30}},
+        "add": {"uses": "add", "from": "rows", "replicas": 2, "ordered": False},
+        "train": {"uses": "add", "from": "add", "on": "cpu-late"},
+        "sink": {"uses": "ledger", "from": "train"},
+    },
     "spread": {
         "rows": {"uses": "records", "with": {"count": 20}},
         "spread": {"uses": "spread", "from": "rows", "replicas": 2, "ordered": False},
@@ -287,6 +338,7 @@ UNORDERED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.axiom("8.3")
 @pytest.mark.parametrize("graph", UNORDERED)
 def test_not_exact_a_record_is_read_again_unless_all_of_it_was_used(graph: str, tmp_path: Path) -> None:
     stages = UNORDERED[graph]
@@ -362,13 +414,22 @@ def test_a_folder_without_a_checkpoint_is_told(where: str, tmp_path: Path) -> No
 
 def test_a_resumed_run_goes_on_in_its_own_folder(tmp_path: Path) -> None:
     world = interrupted(tmp_path / "run")
-    error = world.go(tmp_path / "other", GRAPHS["chain"], run={**run_of(), "resume": str(tmp_path / "run")}).error
+    error = world.go(
+        tmp_path / "other", GRAPHS["chain"], run={**run_of(), "resume": str(tmp_path / "run")}
+    ).error
     assert "goes on in its own folder" in str(error)
 
 
-def test_auto_takes_the_newest_folder_of_the_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_newest_folder_of_the_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    names = ("test-20260101-120000", "test-20260102-120000", "test-20260102-120000-2", "testing-20270101-000000")
+    names = (
+        "test-20260101-120000",
+        "test-20260102-120000",
+        "test-20260102-120000-2",
+        "testing-20270101-000000",
+    )
     for name in names:
         interrupted(tmp_path / "runs" / name)
     (tmp_path / "runs" / "test-20260103-120000").mkdir()  # it came to no checkpoint
@@ -381,12 +442,20 @@ def test_auto_takes_the_newest_folder_of_the_pipeline(tmp_path: Path, monkeypatc
     assert outcome.value == tmp_path / "runs" / "test-20260102-120000-2"
 
 
+@pytest.mark.axiom("3.3")
 def test_no_version_names_two_contents(tmp_path: Path) -> None:
     """Steps go on, under another incarnation (axiom 3.3)."""
     world = interrupted(tmp_path, at=40)
     before = store.read(store.committed(tmp_path)[-1]).document
-    outcome = fine(world.go(tmp_path, GRAPHS["chain"], run=run_of()))
+    at_load: list[int] = []
+
+    async def act(pipeline: Any) -> Any:
+        at_load.append(pipeline._assembly.shared["weights"].step)
+        return await pipeline.run()
+
+    outcome = fine(world.go(tmp_path, GRAPHS["chain"], act, run=run_of()))
     shared = outcome.pipeline._assembly.shared["weights"]  # type: ignore[union-attr]
+    assert at_load == [before["step"]]
     assert before["stages"]["train"]["facts"]["versions"] == {"weights": before["step"]}
     assert shared.step == 20
     assert shared.incarnation != before["incarnation"]

@@ -70,6 +70,7 @@ def uses(looks: Any, seen: list[Any]) -> dict[str, Any]:
     return {"box": Copied, "frozen": Frozen, "writes": Writes, "looks": looks}
 
 
+@pytest.mark.axiom("3.4")
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("place", [None, "cpu", "cpu-late"])
@@ -84,6 +85,7 @@ def test_the_reader_sees_its_items_version(tmp_path: Path, every: int, replicas:
     assert len(Copied.made) == len(seen)
 
 
+@pytest.mark.axiom("3.4")
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_the_writer_goes_on_beside_the_reader(tmp_path: Path, snapshot: bool) -> None:
     seen: list[Any] = []
@@ -257,6 +259,7 @@ def test_a_section_on_a_copy_sees_its_version(tmp_path: Path, every: int, start:
     assert seen == ([(-1, 0, 0, 0)] if start else []) + firings
 
 
+@pytest.mark.axiom("5.6")
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_gates_open_while_it_is_sent_and_the_next_trigger_waits(tmp_path: Path, snapshot: bool) -> None:
     seen: list[Any] = []

@@ -68,6 +68,7 @@ def spec(count: int = 12, **stages: Any) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.axiom("3.7")
 @pytest.mark.parametrize("spare", [True, False])
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 @pytest.mark.parametrize("replicas", [1, 3])
@@ -82,6 +83,7 @@ def test_no_item_sees_two_versions(tmp_path: Path, spare: bool, staleness: int, 
     assert loop.steps == [(n,) for n in range(30)]
 
 
+@pytest.mark.axiom("3.7")
 @pytest.mark.parametrize("spare", [True, False])
 def test_readers_go_on_beside_a_write(tmp_path: Path, spare: bool) -> None:
     """The publisher stands in the middle of its first write: with a spare copy the reader starts items as far
@@ -117,6 +119,7 @@ def test_readers_go_on_beside_a_write(tmp_path: Path, spare: bool) -> None:
     assert [entry[1:3] for entry in loop.seen[1:2]] == [((), ())] if spare else [((0,), (0,))]
 
 
+@pytest.mark.axiom("3.7")
 @pytest.mark.parametrize("spare", [True, False])
 def test_a_write_waits_for_readers_of_the_copy_it_overwrites(tmp_path: Path, spare: bool) -> None:
     """Item 0 keeps its copy. Without a spare not one version goes out; with one the first does, the second
@@ -198,6 +201,7 @@ def test_a_one_to_many_reader_keeps_the_copy_it_began_with(tmp_path: Path) -> No
     assert len(loop.values) == 6
 
 
+@pytest.mark.axiom("5.5")
 def test_a_write_that_failed_leaves_the_live_copy_alone(tmp_path: Path) -> None:
     loop, seen = Copies(), []
     used = loop.uses()

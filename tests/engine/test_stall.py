@@ -22,6 +22,7 @@ class Four(Gather):
         return len(items)
 
 
+@pytest.mark.axiom("1.4")
 def test_rule_14_off_a_join_across_a_gather_is_an_endless_wait_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

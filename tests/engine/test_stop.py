@@ -53,6 +53,7 @@ async def after(pipeline: Pipeline, seen: list[Any], count: int, then: Any) -> A
     return await running
 
 
+@pytest.mark.axiom("7.4", "7.5")
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 17])
 def test_a_drain_ends_sources_where_they_stand_and_all_flows_out(
@@ -147,6 +148,7 @@ def test_a_generator_that_fails_as_it_is_closed_ends_a_drain_and_is_noted_in_a_c
     assert "while closing" in "".join(outcome.error.__notes__)
 
 
+@pytest.mark.axiom("7.4")
 def test_queued_jobs_are_not_begun_after_a_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three jobs are in the lane's queue, one has begun: that one is awaited, the others never run."""
     from pipeflow.launch import ThreadLauncher
@@ -252,6 +254,7 @@ def test_an_async_job_that_ends_in_the_grace_period_is_not_cancelled(
     assert order == ["begun", "ended"]
 
 
+@pytest.mark.axiom("7.4")
 @pytest.mark.parametrize("where", ["run", "setup", "finish"])
 def test_a_thread_that_does_not_come_back_is_named_with_its_stack(tmp_path: Path, where: str) -> None:
     release, entered = threading.Event(), threading.Event()

@@ -471,7 +471,7 @@ def _sink(seen: list[Any]) -> Any:
     return Sink
 
 
-def run(drawn: Drawn) -> testing.Simulated:
+def run(drawn: Drawn, operations: testing.OperationLog | None = None) -> testing.Simulated:
     """Simulate it, with its faults and its cancel."""
 
     async def act(pipeline: Any) -> Any:
@@ -488,6 +488,7 @@ def run(drawn: Drawn) -> testing.Simulated:
 
     return testing.simulate(
         drawn.document, registry=drawn.registry, seed=drawn.seed, faults=drawn.faults, act=act, limit=LIMIT,
+        operations=operations,
         lag=drawn.rng.choice([1e-6, 1e-3, 0.02]), jitter=drawn.rng.choice([0.0, 0.3]),
     )  # fmt: skip
 

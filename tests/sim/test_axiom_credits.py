@@ -22,6 +22,7 @@ GRAPH = {
     "many": {"uses": "many", "from": "left", "on": "cuda:0", "replicas": 2, "queue": {"items": 1}},
     "batch": {"uses": "batch", "from": "many", "on": "cuda:0", "with": {"size": 4}, "queue": {"items": 2}},
     "third": {"uses": "sink", "from": "batch", "every": 3},
+    "fourth": {"uses": "work", "from": "many", "on": "cuda:0", "every": 4},
     "last": {"uses": "sink", "from": "right"},
 }  # fmt: skip
 
@@ -95,10 +96,10 @@ def test_of_a_dropped_item_the_credit_comes_back_at_its_own_fence(seed: int) -> 
     stages = {
         "a": {"uses": "numbers", "with": {"count": 4}},
         "gap": {"uses": "lift", "from": "a", "on": "cuda:0", "with": {"drops": [0, 1, 2, 3], "seconds": 0.1}},
-        "other": {"uses": "lift", "from": "a", "on": "cuda:1", "with": {"seconds": 50.0}},
+        "other": {"uses": "lift", "from": "a", "on": "cuda:1"},
         "both": {"uses": "work", "from": {"x": "gap", "y": "other"}, "on": "cuda:0", "queue": {"items": 1}},
     }
-    ran = fine(run(stages, seed=seed))
+    ran = fine(run(stages, seed=seed, devices={"cuda:1": {"peer_bandwidth": 100.0}}))
     assert not times(ran, "launch", "both")
     copies = [line for line in ran.log if line[1] == "launch" and line[2] == "other > cuda:0"]
     assert len(copies) == 4

@@ -42,6 +42,7 @@ def many(first: int, count: int, processes: int) -> tuple[Counter[str], list[int
     return traits, sorted(failing)
 
 
+@pytest.mark.axiom("1.1", "2.1")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("first", range(0, COUNT, 500))
 def test_ten_thousand_graphs_keep_every_promise(first: int) -> None:

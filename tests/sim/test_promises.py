@@ -54,6 +54,7 @@ def chain() -> dict[str, Any]:
     }
 
 
+@pytest.mark.axiom("4.3")
 def test_what_is_stuck_is_never_freed() -> None:
     """A kernel that never ends may still write its buffers, and so may all behind it: they are leaked, those
     in queues too, also when nobody holds the pipeline any more (axiom 4.3)."""
@@ -70,6 +71,7 @@ def test_what_is_stuck_is_never_freed() -> None:
     assert not ran.hazards
 
 
+@pytest.mark.axiom("4.3")
 @pytest.mark.parametrize("seed", range(10))
 def test_a_cancel_frees_all_at_once(seed: int) -> None:
     """No cycle keeps device memory until the collector comes by."""
@@ -110,6 +112,7 @@ class Empties(Stage[Any, Any]):
         testing.release_cache("cuda:0")
 
 
+@pytest.mark.axiom("5.1")
 @pytest.mark.parametrize("seed", range(5))
 def test_a_barrier_drains_what_no_fence_stands_behind(seed: int) -> None:
     """Fences cover the engine's own streams. What else runs on the device is over only after its drain."""

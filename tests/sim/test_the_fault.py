@@ -88,6 +88,7 @@ def run(seed: int, **options: Any) -> testing.Simulated:
     return testing.simulate(file(**options), registry=found, seed=seed, ignore=OFF, jitter=0.2)
 
 
+@pytest.mark.axiom("6.1")
 @pytest.mark.parametrize("seed", range(25))
 def test_without_the_barrier_a_release_under_work_is_an_illegal_access(seed: int) -> None:
     ran = run(seed, barrier=False)
@@ -105,6 +106,7 @@ def test_the_same_file_with_its_work_awaited_is_clean(seed: int) -> None:
     assert Sink.seen[0] >= 16 * MIB, "the temporaries were free, and are given back"
 
 
+@pytest.mark.axiom("6.1")
 @pytest.mark.parametrize("seed", range(25))
 def test_with_the_barrier_it_is_clean_for_every_seed(seed: int) -> None:
     ran = run(seed, barrier=True)

@@ -124,9 +124,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 
 @pytest.mark.parametrize(("stop_at", "how"), [(5, "cancel"), (8, "cancel"), (13, "cancel"), (3, "drain")])
-def test_the_same_drafter(
-    whole: tuple[Path, dict[str, Any]], tmp_path: Path, stop_at: int, how: str
-) -> None:
+def test_the_same_drafter(whole: tuple[Path, dict[str, Any]], tmp_path: Path, stop_at: int, how: str) -> None:
     folder, wanted = whole
     first = train(tmp_path, stop_at, how)
     assert (first is None) == (how == "cancel")
