@@ -216,9 +216,9 @@ class Leases(Rule):
 
     def submit(self, number: int, job: int, what: str, stage: str, *_: Any) -> None:
         if self._next:
-            for holder, resource, _, _ in self._next:
-                if holder != stage:
-                    said = f"{holder} has a lease of {resource}, but the next launch is of {stage}"
+            for lease in self._next:
+                if lease[0] != stage:
+                    said = f"{lease[0]} has a lease of {lease[1]}, but the next launch is of {stage}"
                     raise self.facts.broken("3.2", said)
             if job:
                 self._held[job] = [lease[1:] for lease in self._next]

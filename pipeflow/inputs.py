@@ -190,7 +190,7 @@ class Turns:
         self.edges = edges
         self.turn = 0
         self.stops_short: Callable[[], bool] = never
-        """Whether inputs ended before their time, so that none may lose its turn: a resumed run goes on there."""
+        """Whether inputs ended before their time: then none loses its turn; a resumed run goes on there."""
 
     def _current(self) -> Edge:
         for _ in self.edges:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeflow.device.base import tensors_in
+from pipeflow.device.base import holds_none, tensors_in
 from pipeflow.errors import StageError
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ _REMEDY = "Return a new tensor for each item (`.clone()`), or copy in the stage 
 
 def versions_of(value: Any) -> Versions:
     """Tensors of a value with how often each was written in place. Inference tensors do not count writes."""
+    if holds_none(value):
+        return ()
     return [(tensor, tensor._version) for tensor in tensors_in(value) if not tensor.is_inference()]
 
 
@@ -76,6 +78,8 @@ class Stamp:
 
 def stamp_of(value: Any) -> Stamp | None:
     """The stamp of what a call returned; None where it holds no memory. RuntimeError for a grad_fn."""
+    if holds_none(value):
+        return None
     tensors: list[tuple[Any, int | None]] = []
     addresses: list[int] = []
     for tensor in tensors_in(value):

@@ -162,8 +162,8 @@ class RunSpec(_Spec, frozen=True, kw_only=True):
     """Seconds between two progress lines where there is no terminal."""
     checkpoint: CheckpointSpec | None = None
     resume: str = "never"
-    """`never`; `auto`: go on from the newest checkpoint of this pipeline, if there is one; or a run folder, or
-    one of its checkpoints (taken from the file's folder), to go on from that one."""
+    """`never`; `auto`: go on from the newest checkpoint of this pipeline, if there is one; or a run folder,
+    or one of its checkpoints (taken from the file's folder), to go on from that one."""
 
 
 class PipelineSpec(_Spec, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Which numbers docs/engine.md has, which tests it names for each, and which tests say that they prove one."""
+"""Which numbers docs/engine.md has, which tests it names for each, and which tests say they prove one."""
 
 from __future__ import annotations
 

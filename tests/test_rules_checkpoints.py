@@ -1,4 +1,4 @@
-# ruff: noqa: RUF012 - classes as a stage author writes them
+# ruff: noqa: RUF012, TC003 - classes as a stage author writes them
 """Rules on `run.checkpoint`: each refuses what it is for, at its place, and lets the rest pass."""
 
 from __future__ import annotations
@@ -121,6 +121,9 @@ def test_a_good_file_passes() -> None:
 
 
 OF = "run.checkpoint.of"
+STEP = "{checkpoint: {of: step}}"
+TRAIN = "{checkpoint: {of: train}}"
+THEIRS = GOOD.replace("model:", "theirs: {uses: saved}\n  model:", 1)
 
 
 @pytest.mark.parametrize(
@@ -130,17 +133,17 @@ OF = "run.checkpoint.of"
         (GOOD, "{checkpoint: {of: tran}}", ("unknown-input", OF)),
         (GOOD, "{checkpoint: {of: train, best: eval.tau}}", ("unknown-input", "run.checkpoint.best")),
         (GOOD, "{checkpoint: {of: rows}}", ("checkpoint-of", OF)),
-        (changed(step="{uses: step, from: rows, replicas: 2}"), "{checkpoint: {of: step}}", ("checkpoint-of", OF)),
-        (changed(step="{uses: step, from: rows, ordered: false}"), "{checkpoint: {of: step}}", ("checkpoint-of", OF)),
-        (changed(step="{uses: step, from: [rows, more]}", more="{uses: rows}"), "{checkpoint: {of: step}}",
+        (changed(step="{uses: step, from: rows, replicas: 2}"), STEP, ("checkpoint-of", OF)),
+        (changed(step="{uses: step, from: rows, ordered: false}"), STEP, ("checkpoint-of", OF)),
+        (changed(step="{uses: step, from: [rows, more]}", more="{uses: rows}"), STEP,
          ("checkpoint-of", OF)),
-        (changed(step="{uses: collect, from: rows}"), "{checkpoint: {of: step}}", ("checkpoint-of", OF)),
-        (GOOD.replace("saved", "model"), "{checkpoint: {of: train}}", ("no-state", "stages.train.writes")),
-        (changed(sink="{uses: forgets, from: train}"), "{checkpoint: {of: train}}", ("no-state", "stages.sink.uses")),
+        (changed(step="{uses: collect, from: rows}"), STEP, ("checkpoint-of", OF)),
+        (GOOD.replace("saved", "model"), TRAIN, ("no-state", "stages.train.writes")),
+        (changed(sink="{uses: forgets, from: train}"), TRAIN, ("no-state", "stages.sink.uses")),
         (changed(step="{uses: forgets, from: rows}"), "{checkpoint: {of: step, exact: false}}",
          ("no-state", "stages.step.uses")),
-        (changed(other="{uses: train, from: rows, writes: theirs}").replace("model:", "theirs: {uses: saved}\n  model:", 1),
-         "{checkpoint: {of: train}}", ("unsaved-writer", "stages.other.writes")),
+        (THEIRS.replace("stages:", "stages:\n  other: {uses: train, from: rows, writes: theirs}"),
+         TRAIN, ("unsaved-writer", "stages.other.writes")),
         (changed(sink="{uses: collect, from: train}"), "{checkpoint: {of: train, exact: false}}",
          ("gathered-behind", "stages.sink.from")),
     ],

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipeflow.checkpoint.station import Part, Role
+from pipeflow.checkpoint.part import Part
+from pipeflow.checkpoint.station import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,7 +76,7 @@ def _at(station: Station, need: int | None) -> Part:
 def _unordered(station: Station, need: int | None, acks: Acks) -> Part:
     """Sources begin at the first record that is not through; others number on behind what was used."""
     runner = station.runner
-    if runner.source:
+    if runner.source and station.keeps_points:
         point = _newest(station, acks.first_open(runner))
         part = Part({**point.facts, "acked": acks.through(runner, point.out)}, point.out)
         part.states, part.tensors = point.states, point.tensors

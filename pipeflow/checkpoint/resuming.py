@@ -38,7 +38,10 @@ class Place(NamedTuple):
 
 
 def find(report: Report, run_dir: Path | None, resume: str | None = None) -> Place:
-    """Follow `run.resume`, or what a caller says in its place. PipeflowError where it names nothing whole, or `auto` finds another file's run."""
+    """Follow `run.resume`, or what a caller says in its place.
+
+    PipeflowError where that names nothing whole, or `auto` finds the run of another file.
+    """
     spec = report.spec
     assert spec is not None
     new = run_dir if run_dir is not None else default_run_dir(spec.name)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pipeflow.assemble import Assembly
-    from pipeflow.checkpoint.station import Part
+    from pipeflow.checkpoint.part import Part
     from pipeflow.checkpoint.store import Saved
     from pipeflow.engine import Engine
     from pipeflow.job import Job
@@ -136,7 +136,7 @@ class Saver:
             for each, count in about["facts"]["lines"].items():
                 self._lines[each] = count
             if self._acks is not None and station.runner.source:
-                self._acks.bring_back(station.runner, about["facts"]["acked"])
+                self._acks.bring_back(station.runner, about["facts"].get("acked", ()))
 
     def loaded(self) -> None:
         """All is loaded: what a run reported before counts on."""

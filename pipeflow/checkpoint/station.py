@@ -16,6 +16,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeflow.barrier import BarrierRunner
+from pipeflow.checkpoint.acks import Ack
+from pipeflow.checkpoint.part import Part, count_on, counts_of
 from pipeflow.checkpoint.state import split
 from pipeflow.device.cpu_late import CpuLate
 from pipeflow.error_text import named_error
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from pipeflow.lane import Lane
     from pipeflow.runner import Runner
 
-__all__ = ["CADENCE", "Part", "Role", "Station"]
+__all__ = ["CADENCE", "Role", "Station"]
 
 CADENCE = 64
 """A stage before the domain is cut after so many numbers of its input (a source: of its own)."""
@@ -43,20 +45,6 @@ class Role(Enum):
     OF = "of"
     BEHIND = "behind"
     BEFORE = "before"
-
-
-class Part:
-    """A stage at a cut. `facts` are the engine's, JSON; `states` what its lanes gave, by lane, not split."""
-
-    __slots__ = ("facts", "out", "states", "tensors")
-
-    def __init__(self, facts: dict[str, Any], out: int) -> None:
-        self.facts = facts
-        self.out = out
-        """From here on its outputs are numbered the same when it begins here again."""
-        self.states: dict[str, Any] = {}
-        """What its lanes gave, as JSON; tensors by name beside it."""
-        self.tensors: dict[str, Any] = {}
 
 
 class Station:
@@ -144,7 +132,7 @@ class Station:
     def starts(self, job: Job) -> None:
         """A job of it was made. What the stage `of` uses is through, whatever comes of it later."""
         if self.role is Role.OF and not self._saver.spec.exact:
-            job.tickets = ()
+            job.tickets = tuple(ticket for ticket in job.tickets if type(ticket) is not Ack)
 
     def new_record(self, job: Job) -> bool:
         """Of a source, where a run is not exact: whether the record was not through before."""
@@ -220,7 +208,7 @@ class Station:
         """What the engine must know to go on from here."""
         inputs = self.runner.inputs
         return {
-            **_counts(self.runner),
+            **counts_of(self.runner),
             "turn": inputs.turn if isinstance(inputs, Turns) else 0,
             "versions": {shared.name: shared.step for runner in self.runners for shared in runner.writes},
             "edges": [
@@ -233,13 +221,13 @@ class Station:
                 for edge in self.edges
             ],
             "lines": {},
-            "section": {runner.name: _counts(runner) for runner in self.runners[1:]},
+            "section": {runner.name: counts_of(runner) for runner in self.runners[1:]},
         }
 
     def bring_back(self, facts: Mapping[str, Any]) -> None:
         """At load of a resumed run: numbers and counters as they were."""
         inputs = self.runner.inputs
-        _count_on(self.runner, facts)
+        count_on(self.runner, facts)
         for edge, saved in zip(self.edges, facts["edges"], strict=True):
             edge.begin_at(saved["from"], saved["wanted"], saved["since"], drops=self._saver.spec.exact)
         if isinstance(inputs, Turns):
@@ -248,7 +236,7 @@ class Station:
             for shared in runner.writes:
                 shared.step = facts["versions"].get(shared.name, shared.step)
         for runner in self.runners[1:]:
-            _count_on(runner, facts["section"].get(runner.name, {}))
+            count_on(runner, facts["section"].get(runner.name, {}))
 
     def first_point(self, facts: dict[str, Any], out: int, states: dict[str, Any], saved: Any) -> None:
         """At load of a resumed run: where the saved one could begin again, this one can too."""
@@ -384,23 +372,3 @@ class Station:
         if lane.gate is not None:
             lane.gate.enter(lane, None)
         lane.hook_launcher.submit("its state", call, returned)
-
-
-def _counts(runner: Runner) -> dict[str, Any]:
-    counters = runner.counters
-    return {
-        "next": runner.next_seq,
-        "started": counters.started,
-        "made": counters.made,
-        "dropped": counters.dropped,
-        "gaps": counters.gaps,
-        "skipped": runner.skipped,
-    }
-
-
-def _count_on(runner: Runner, facts: Mapping[str, Any]) -> None:
-    counters = runner.counters
-    runner.next_seq = facts["next"]
-    counters.started = counters.done = facts["started"]
-    counters.made, counters.dropped, counters.gaps = facts["made"], facts["dropped"], facts["gaps"]
-    runner.skipped = facts["skipped"]

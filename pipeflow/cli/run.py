@@ -35,7 +35,9 @@ FORCED = 130
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option("--run-dir", metavar="DIR", help="Where the run's files go; default runs/NAME-DATE-TIME.")
 @click.option(
-    "--resume", metavar="FOLDER|auto|never", help="Go on from a checkpoint, in the folder of its run (run.resume)."
+    "--resume",
+    metavar="FOLDER|auto|never",
+    help="Go on from a checkpoint, in the folder of its run (run.resume).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json as the last line of stdout.")
 @click.option(
@@ -60,8 +62,8 @@ def command(
     """Run a pipeline file.
 
     The first SIGINT or SIGTERM drains (sources end, all that is in flows out, results are saved; exit 0),
-    the second cancels (exit 130), the third leaves at once. Where the file has `run.checkpoint`, a drain saves
-    one too, and --resume goes on from it.
+    the second cancels (exit 130), the third leaves at once. Where the file has `run.checkpoint`, a drain
+    saves one too, and --resume goes on from it.
 
     A traceback begins where a stage's own code does; with PIPEFLOW_TRACEBACK=full in the environment it shows
     the engine's frames too.

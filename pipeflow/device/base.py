@@ -6,13 +6,14 @@ told to wait for it (no host involved), and a waiter thread can block until it i
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
-__all__ = ["Buffer", "Device", "Freed", "Mark", "Memory", "Permit", "Stream", "is_tensor",
+__all__ = ["Buffer", "Device", "Freed", "Mark", "Memory", "Permit", "Stream", "holds_none", "is_tensor",
            "register_tensor_type", "tensors_in"]  # fmt: skip
 
 
@@ -137,20 +138,26 @@ class Device(Protocol):
         ...
 
 
+_torch: Any = None
+_registered: tuple[type[Any], ...] = ()
+"""Tensor types that are not torch's: a test device's."""
+_types: tuple[type[Any], ...] = ()
+"""All that can be a tensor as far as known."""
+
+
 def imported_torch() -> Any:
     """torch, if this process has imported it; else None, and nothing can hold a tensor.
 
     None too while another thread is still importing it: its module is there then, but half empty.
     """
-    import sys
-
-    torch = sys.modules.get("torch")
-    spec = getattr(torch, "__spec__", None)
-    return None if spec is None or getattr(spec, "_initializing", False) else torch
-
-
-_registered: tuple[type[Any], ...] = ()
-"""Tensor types that are not torch's: a test device's."""
+    global _torch
+    if _torch is None:
+        torch = sys.modules.get("torch")
+        spec = getattr(torch, "__spec__", None)
+        if spec is not None and not getattr(spec, "_initializing", False):
+            _torch = torch
+            _know_types()
+    return _torch
 
 
 def register_tensor_type(kind: type[Any]) -> None:
@@ -158,14 +165,27 @@ def register_tensor_type(kind: type[Any]) -> None:
     global _registered
     if kind not in _registered:
         _registered = (*_registered, kind)
+        _know_types()
 
 
-def _tensor_types() -> Any:
-    """What `isinstance` may ask for: one type, several, or none where nothing can be a tensor."""
-    torch = imported_torch()
-    if torch is None:
-        return _registered
-    return (torch.Tensor, *_registered) if _registered else torch.Tensor
+def _know_types() -> None:
+    global _types
+    _types = _registered if _torch is None else (_torch.Tensor, *_registered)
+
+
+def _tensor_types() -> tuple[type[Any], ...]:
+    """What `isinstance` may ask for: none where nothing can be a tensor."""
+    if _torch is None:
+        imported_torch()
+    return _types
+
+
+_PLAIN = frozenset({int, str, float, bool, bytes, type(None)})
+
+
+def holds_none(value: Any) -> bool:
+    """Quickly, for every call of a stage: surely no tensor in it."""
+    return type(value) in _PLAIN or not _tensor_types()
 
 
 def is_tensor(value: Any) -> bool:
@@ -179,7 +199,7 @@ def tensors_in(value: Any) -> Iterable[Any]:
     Other objects are opaque: a tensor hidden in one is neither counted nor copied.
     """
     kinds = _tensor_types()
-    if kinds == ():
+    if not kinds:
         return
     stack = [value]
     while stack:

@@ -156,8 +156,8 @@ class RunFolder:
         self._closed = False
 
     def create(self, *, resumed: bool = False) -> None:
-        """Make the folder. Line files of an earlier run in it get a number, so that no two runs mix; a resumed
-        run adds to them."""
+        """Make the folder. Line files of an earlier run in it get a number, so that no two runs mix; a
+        resumed run adds to them."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for name in () if resumed else ("metrics", "log", "dead_letter"):

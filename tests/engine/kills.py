@@ -1,8 +1,9 @@
-# ruff: noqa: TC003 - annotations are read at run time
+# ruff: noqa: TC001, TC003 - annotations are read at run time
 """Runs that are killed at one call of stage code after the other, and resumed until they end.
 
-`Killer.tick` is called by every stage of the kit; at the call that it is set to, the run is cancelled, wherever
-its items are. What the sinks keep outlives a run as files do: their state is how much of it there was.
+`Killer.tick` is called by every stage of the kit; at the call that it is set to, the run is cancelled,
+wherever its items are. What the sinks keep outlives a run as files do: their state is how much of it there
+was.
 """
 
 from __future__ import annotations

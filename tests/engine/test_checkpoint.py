@@ -1,5 +1,5 @@
-# ruff: noqa: TC001, RUF012 - classes as a stage author writes them; annotations are read at run time
-"""What a checkpoint holds, when it is there, which ones stay, and what it leaves standing when it fails (8.1)."""
+# ruff: noqa: TC001, TC003, RUF012 - classes as a stage author writes them; annotations are read at run time
+"""What a checkpoint holds, when it is there, which ones stay, and what stands when one fails (axiom 8.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,3 @@
-# ruff: noqa: TC002 - stages as an author writes them; annotations are read at run time
 """Random graphs, speeds and launchers against a plain evaluation of the same graph (axioms 1.1, 2.1, 2.4).
 
 Every graph must end; every edge must see every number once; what each sink gets must be what lists give; no

@@ -1,3 +1,4 @@
+# ruff: noqa: TC001, TC003 - annotations are read at run time
 """Kill anywhere: a resumed run sees each item exactly once, the same items, to the same bits (axiom 8.2)."""
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def killed_and_resumed(graph: str, folder: Path, start: int, stride: int) -> None:
-    """Kill at every `stride`th call of stage code; the run that goes on from there ends as one that was whole."""
+    """Kill at every `stride`th call of stage code; the run that goes on then ends as one that was whole."""
     stages = GRAPHS[graph]
     whole = World()
     end = fine(whole.go(folder / "whole", stages, run={"checkpoint": {"of": "train", "every": 3}}))
@@ -179,7 +180,7 @@ def killed_and_resumed(graph: str, folder: Path, start: int, stride: int) -> Non
         assert told(second) == told(end), at
 
 
-@pytest.mark.axiom("1.5", "8.2")
+@pytest.mark.axiom("1.5", "8.2", "8.3")
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_killed_at_some_calls(graph: str, tmp_path: Path) -> None:
     killed_and_resumed(graph, tmp_path, 3 + len(graph) % 7, 7)
@@ -193,6 +194,7 @@ def test_killed_at_any_call(graph: str, tmp_path: Path) -> None:
     killed_and_resumed(graph, tmp_path, 1, 1)
 
 
+@pytest.mark.axiom("8.3")
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_drained_at_some_calls(graph: str, tmp_path: Path) -> None:
     """What flows out at a drain is what a run that goes on would have made, to the bit."""
@@ -212,7 +214,7 @@ def test_drained_at_some_calls(graph: str, tmp_path: Path) -> None:
         assert world.weights == whole.weights, at
 
 
-@pytest.mark.axiom("8.2")
+@pytest.mark.axiom("8.3")
 def test_no_stage_before_cuts_an_item_short_for_a_drain(tmp_path: Path) -> None:
     """It is not told of the drain, as what it left out would be taken for done."""
     world = World()
@@ -249,12 +251,15 @@ def test_no_stage_before_cuts_an_item_short_for_a_drain(tmp_path: Path) -> None:
     assert world.ledgers["all"] == [1000 + item * 10 + part for item in range(20) for part in range(3)]
 
 
+@pytest.mark.axiom("8.2")
 @pytest.mark.parametrize(("graph", "calls"), [("flat, gather, limit", 80), ("diamond", 37), ("behind", 100)])
 def test_killed_again_and_again(graph: str, calls: int, tmp_path: Path) -> None:
     """Each run gets a few calls further than the one before, until one comes to the end."""
     whole, world = World(), World()
     fine(whole.go(tmp_path / "whole", GRAPHS[graph], run={"checkpoint": {"of": "train", "every": 3}}))
-    for kills in range(1, 20):
+    kills = 0
+    while kills < 20:
+        kills += 1
         world.killer.at = world.killer.calls + calls
         outcome = world.go(tmp_path / "run", GRAPHS[graph], run=run_of())
         if outcome.error is None:
@@ -459,3 +464,30 @@ def test_no_version_names_two_contents(tmp_path: Path) -> None:
     assert before["stages"]["train"]["facts"]["versions"] == {"weights": before["step"]}
     assert shared.step == 20
     assert shared.incarnation != before["incarnation"]
+
+
+@pytest.mark.axiom("8.4")
+def test_what_was_submitted_is_not_made_again(tmp_path: Path) -> None:
+    """Steps go on; an item that had no answer when the run ended is its caller's affair (axiom 8.4)."""
+    stages = {
+        "in": {"uses": "input"},
+        "train": {"uses": "train", "writes": "weights", "from": "in"},
+    }
+    world = World()
+
+    def submits(*items: int) -> Any:
+        async def act(pipeline: Any) -> Any:
+            return [await pipeline.submit(item) % 1000 for item in items]
+
+        return act
+
+    first = fine(world.go(tmp_path, stages, submits(5, 6, 7, 8), run=run_of(exact=False)))
+    assert first.value == [1, 2, 3, 4]
+    weights = world.weights
+    second = fine(world.go(tmp_path, stages, submits(9), run=run_of(exact=False)))
+    assert second.value == [5]
+    other = World()
+    fine(other.go(tmp_path / "whole", stages, submits(5, 6, 7, 8), run=run_of(exact=False)))
+    assert other.weights == weights
+    fine(other.go(tmp_path / "whole", stages, submits(9), run=run_of(exact=False)))
+    assert other.weights == world.weights

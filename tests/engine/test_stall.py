@@ -1,4 +1,4 @@
-# ruff: noqa: TC002, TC003 - stages as an author writes them; annotations are read at run time
+# ruff: noqa: TC003 - stages as an author writes them; annotations are read at run time
 """When nothing can move the run says so at once, stage by stage; when nothing moves, after `run.stall`."""
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def run(
     settings: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> testing.Simulated:
-    """Simulate it, with kernels that take up to a fifth more or less. `settings`: what stands under `run:`."""
+    """Simulate it, with kernels that take up to a fifth more or less. `settings`: what is under `run:`."""
     found = Registry()
     for name, cls in {**USES, **(uses or {})}.items():
         found.add(name, cls)

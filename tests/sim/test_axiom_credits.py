@@ -11,6 +11,7 @@ from kit import SEEDS, each_turn, fine, run, sink, times
 from pipeflow import Stage, StallError, testing
 from pipeflow.edge import Edge
 
+LONG = {"seconds": 5.0}
 GRAPH = {
     "a": {"uses": "numbers", "with": {"count": 14}},
     "up": {
@@ -76,11 +77,17 @@ def test_at_each_turn_credits_out_are_the_items_alive(seed: int, monkeypatch: py
 @pytest.mark.axiom("2.2")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_credit_comes_back_when_the_fence_of_its_item_is_reached(seed: int) -> None:
-    """One credit: the next item is made after the last kernel on the one before, not when its job returned."""
+    """One credit: the next item is made after the kernel on the one before, not when its job returned."""
     stages = {
         "a": {"uses": "numbers"},
         "up": {"uses": "lift", "from": "a", "on": "cuda:0"},
-        "work": {"uses": "work", "from": "up", "on": "cuda:0", "queue": {"items": 1}, "with": {"seconds": 5.0}},
+        "work": {
+            "uses": "work",
+            "from": "up",
+            "on": "cuda:0",
+            "queue": {"items": 1},
+            "with": {"seconds": 5.0},
+        },
     }
     ran = fine(run(stages, seed=seed))
     for number in range(7):
@@ -152,7 +159,7 @@ def test_bytes_exceed_the_budget_by_growth_alone(seed: int, monkeypatch: pytest.
         edge = next(e for node in engine.nodes for e in node.outs if e.wants_bytes)
         growth = sum(max(0, sizes[number] - reserved[number]) for number in alive.values())
         fullest.append(edge.bytes_live)
-        assert edge.bytes_live <= limit + growth or edge.credits == 1, f"{edge.bytes_live}: {growth} of growth"
+        assert edge.bytes_live <= limit + growth or edge.credits == 1, f"{edge.bytes_live}, {growth}"
         assert edge.bytes_live == sum(sizes[number] for number in alive.values())
 
     each_turn(monkeypatch, look)

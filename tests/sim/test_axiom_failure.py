@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kit import SEEDS, fine, run, sink, times
 
-from pipeflow import Cancelled, Stage, StallError, Stuck, testing
+from pipeflow import Cancelled, DeviceError, Stage, StallError, Stuck, testing
 
 
 class Flaky(Stage[Any, Any]):
@@ -191,9 +191,10 @@ def test_who_is_stuck_in_a_launch_is_named_after_the_grace_period(seed: int) -> 
         settings={"stall": "60s", "stop": {"grace": "7s"}},
     )  # fmt: skip
     assert isinstance(ran.error, StallError)
-    text = "\n".join([str(ran.error), *getattr(ran.error, "__notes__", [])])
-    assert "fills[0], in item 1" in text
-    assert "waits for a place in the launch queue" in text
+    for text in (str(ran.error), "\n".join(ran.error.__notes__)):
+        assert "fills[0], in item 1" in text
+        assert "waits for a place in the launch queue" in text
+    assert "did not come back within 7 s" in ran.error.__notes__[-1]
 
 
 @pytest.mark.axiom("7.5")
@@ -203,3 +204,21 @@ def test_no_thread_is_made_and_none_is_left(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("a thread was started"))
     fine(run(CHAIN, {"flaky": flaky(9, again=True), "sink": sink([])}))
     assert set(threading.enumerate()) == before
+
+
+@pytest.mark.axiom("7.2")
+@pytest.mark.parametrize("kind", ["illegal access", "assert"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_fence_that_fails_ends_the_run_and_no_wrong_value_is_handed_to_the_host(
+    seed: int, kind: str
+) -> None:
+    """The device reports late, by whichever mark is heard first; it is named, and nothing starts any more."""
+    seen: list[Any] = []
+    fault = testing.Fault(kind, stage="up", sequence=3)
+    ran = run(CHAIN, {"flaky": flaky(9, again=True), "sink": sink(seen)}, seed=seed, faults=[fault], lag=0.3)
+    assert isinstance(ran.error, DeviceError)
+    assert "device 'cuda:0' reported a fault" in str(ran.error)
+    assert seen == list(range(len(seen)))
+    assert len(seen) <= 3
+    failed = [line[0] for line in ran.log if line[1] == "notice" and line[3] == "failed"]
+    assert not [at for at in times(ran, "launch") if at > failed[0]]

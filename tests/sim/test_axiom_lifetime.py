@@ -121,9 +121,9 @@ def frees_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def freeing(self: World, block: Any, home: Any) -> None:
         if self.host is self.loop_host:
-            for use in block.uses():
-                if not self.host.timeline.knows(use.event.line, use.event.count):
-                    early.append(f"{block.name} under {use.event.where}")
+            knows = self.host.timeline.knows
+            uses = [use.event for use in block.uses()]
+            early.extend(f"{block.name} under {e.where}" for e in uses if not knows(e.line, e.count))
         free(self, block, home)
 
     monkeypatch.setattr(World, "free", freeing)
@@ -240,7 +240,7 @@ def test_an_output_that_remembers_how_it_was_made_is_refused() -> None:
 @pytest.mark.parametrize("lag", [1e-6, 5.0])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_host_reads_nothing_before_it_knows_of_the_write(seed: int, lag: float) -> None:
-    """Notices come late and out of order; a host stage, an async one and a gather on the host wait for them."""
+    """Notices come late and out of order; a host stage, async or not, waits for them."""
     one: list[Any] = []
     two: list[Any] = []
 
@@ -334,6 +334,7 @@ def test_an_input_kept_one_item_longer_is_a_hazard_unless_it_is_kept_for_the_str
 ) -> None:
     """What 4.4 is about. With several jobs in flight the kept input is gone before it retires: the time to
     look whether a stage keeps it is when the call returns."""
+
     class Slowly(Stage[None, int]):
         async def run(self):
             for number in range(12):

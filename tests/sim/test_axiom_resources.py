@@ -34,7 +34,9 @@ class SetUp(Looks):
 @pytest.mark.axiom("3.1")
 @pytest.mark.parametrize("cancel", [None, 0.5, 2.5, 6.5])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_resource_is_there_before_any_setup_and_until_the_last_fence(seed: int, cancel: float | None) -> None:
+def test_a_resource_is_there_before_any_setup_and_until_the_last_fence(
+    seed: int, cancel: float | None
+) -> None:
     async def act(pipeline: Any) -> Any:
         if cancel is not None:
             pipeline.engine.loop.call_later(cancel, pipeline.cancel)
@@ -43,7 +45,14 @@ def test_a_resource_is_there_before_any_setup_and_until_the_last_fence(seed: int
     stages = {
         "a": {"uses": "numbers"},
         "up": {"uses": "lift", "from": "a", "on": "cuda:0", "in_flight": 2},
-        "looks": {"uses": "setup", "from": "up", "on": "cuda:0", "reads": "box", "replicas": 2, "in_flight": 2},
+        "looks": {
+            "uses": "setup",
+            "from": "up",
+            "on": "cuda:0",
+            "reads": "box",
+            "replicas": 2,
+            "in_flight": 2,
+        },
         "w": {"uses": "writes", "from": "up", "on": "cuda:0", "writes": "box"},
     }
     uses = {"box": Noted, "setup": SetUp}
@@ -53,7 +62,9 @@ def test_a_resource_is_there_before_any_setup_and_until_the_last_fence(seed: int
     assert not ran.hazards
     (opened,), (closed,) = times(ran, "opened"), times(ran, "closed")
     order = [line[1] for line in ran.log if line[1] in ("opened", "setup", "stage-closed", "closed")]
-    assert order == ["opened", "setup", "setup", "stage-closed", "stage-closed", "closed"], "one, on one device"
+    assert order == ["opened", "setup", "setup", "stage-closed", "stage-closed", "closed"], (
+        "one, on one device"
+    )
     ended = max([*times(ran, "end"), *times(ran, "pass"), opened])
     assert closed >= ended
     assert len(times(ran, "end")) == len(times(ran, "launch")), "all that was enqueued is over"
@@ -83,7 +94,9 @@ def test_train_and_generate_on_one_model_are_ordered_by_the_device_alone(seed: i
         stage: [
             (start, over, times(ran, "launch", stage, number)[0])
             for number in range(12)
-            for start, over in zip(times(ran, "start", stage, number), times(ran, "end", stage, number), strict=True)
+            for start, over in zip(
+                times(ran, "start", stage, number), times(ran, "end", stage, number), strict=True
+            )
         ]
         for stage in ("w", "looks")
     }

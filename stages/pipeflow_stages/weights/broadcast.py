@@ -22,7 +22,8 @@ class Broadcast(pipeflow.Stage[Trigger, Trigger]):
     """Hands the weights of the resource that it reads to readers the engine cannot see.
 
     Backend `filesystem`: each trigger is a version of its own below `path` (see `filesystem.py`); the
-    newest `keep` stay. The first one goes out before the first item (`at_start`). Guarded: it does not load without a barrier in front of it.
+    newest `keep` stay. The first one goes out before the first item (`at_start`). Guarded: it does not load
+    without a barrier in front of it.
     """
 
     class Config(pipeflow.Config, frozen=True, kw_only=True):

@@ -41,7 +41,8 @@ def document(**run: Any) -> dict[str, Any]:
                 "on": "cpu",
                 "reads": "book",
                 "with": {
-                    "steps": 2, "accuracy": 0, "layers": 6, "hidden_size": 16, "intermediate_size": 24, "rows": 4,
+                    "steps": 2, "accuracy": 0, "layers": 6, "hidden_size": 16, "intermediate_size": 24,
+                    "rows": 4,
                 },
             },
             "rows": {"uses": "data/phrase_rows", "reads": "book", "with": {"rows": 4}},
@@ -59,7 +60,8 @@ def document(**run: Any) -> dict[str, Any]:
                 "with": {"tokens": 96, "max_length": 24, "bucket": 24},
             },
             "target": {
-                "uses": "dflash/target", "from": "batches", "on": "cpu", "reads": "target", "with": {"taps": 2}
+                "uses": "dflash/target", "from": "batches", "on": "cpu", "reads": "target",
+                "with": {"taps": 2},
             },
             "pack": {
                 "uses": "dflash/pack", "from": "target", "on": "cpu",
@@ -81,7 +83,10 @@ def document(**run: Any) -> dict[str, Any]:
                 "with": {"backend": "filesystem", "path": "weights"},
             },
         },
-        "run": {"step": "train", "queue": {"items": 1}, "checkpoint": {"of": "train", "every": 4}, "resume": "auto", **run},
+        "run": {
+            "step": "train", "queue": {"items": 1}, "checkpoint": {"of": "train", "every": 4},
+            "resume": "auto", **run,
+        },
     }  # fmt: skip
 
 
