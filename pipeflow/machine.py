@@ -70,6 +70,10 @@ class Machine(Protocol):
         ...
 
 
+_IDLE = 1.0
+"""Seconds, at least, in which a thread that has nothing to do may end."""
+
+
 class ThreadMachine:
     """This process: threads, and the devices of torch."""
 
@@ -112,7 +116,9 @@ class ThreadMachine:
 
         def join() -> None:
             for launcher in waiting:
-                launcher.join(self._left(deadline))
+                # A thread that does nothing ends by itself, however little of the grace others have left it.
+                idle = all(thread.doing == "nothing" for thread in launcher.stuck())
+                launcher.join(max(self._left(deadline), _IDLE if idle else 0.0))
 
         await off_loop(self._inbox, join, "settle")
 

@@ -173,9 +173,10 @@ def test_the_run_folder_is_as_promised(tmp_path: Path) -> None:
         "metrics.jsonl",
         "log.jsonl",
         "summary.json",
+        "profile.json",
         "drafter/config.json",
         "drafter/model.safetensors",
-        *(f"weights/v{n:08d}/{name}" for n in (1, 2) for name in version),
+        *(f"weights/v{n:08d}/{name}" for n in (1, 2, 3) for name in version),
     }
     all_whole(folder)
     metrics = lines_of(folder / "metrics.jsonl")

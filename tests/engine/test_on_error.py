@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows import collector, fine, go
+from flows import collector, fine, go, until_it_ends
 
 from pipeflow import Failed, StageError, stage
 
@@ -205,13 +205,13 @@ def test_a_thread_past_its_timeout_ends_the_run(tmp_path: Path) -> None:
     release = threading.Event()
 
     @stage
-    def work(item: int, ctx) -> int:
+    def work(item: int) -> int:
         if item == 4:
-            while not ctx.stopping:
-                release.wait(0.01)
+            assert release.wait(10)
         return item
 
-    outcome = go(tmp_path, chain(timeout="50ms"), {"work": work, "sink": collector([])})
+    used = {"work": work, "sink": collector([])}
+    outcome = go(tmp_path, chain(timeout="50ms"), used, until_it_ends(release))
     assert "stage 'b', item 4: still at work after its timeout of 0.05 s" in str(outcome.error)
 
 

@@ -22,7 +22,7 @@ def looks(seen: list[tuple[int, int]], slow: bool = False) -> Any:
         reads = {"box": Box}
 
         def run(self, item: int, ctx: Any) -> int:
-            if slow:
+            if slow:  # on purpose: a writer that did not wait would be ahead by now
                 threading.Event().wait(0.002)
             seen.append((item, len(ctx.read("box")["log"])))
             return item

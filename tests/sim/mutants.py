@@ -152,6 +152,13 @@ MUTANTS = [
         "tests/engine/test_barrier.py::test_after_a_fault_gates_stay_closed",
     ),
     Mutant(
+        "a section goes on after the run has failed",
+        "pipeflow.guarded",
+        "    if engine.failed:\n        raise RunIsOver",
+        "    if False:\n        raise RunIsOver",
+        "tests/test_checker.py::test_three_hundred_random_graphs_keep_to_their_logs",
+    ),
+    Mutant(
         "the end of one run opens another one's gates",
         "pipeflow.gate",
         "if self._holder is not holder:",
