@@ -27,8 +27,8 @@ def idle_lanes(case: Case) -> Findings:
                 continue
             place = _place(case, consumer)
             message = (
-                f"at most {items} items may be alive between {node.name!r} and {name!r}, so of its {jobs} jobs "
-                f"(devices x replicas x in_flight) {jobs - items} wait for a credit"
+                f"at most {items} items may be alive between {node.name!r} and {name!r}, so of its {jobs} "
+                f"jobs (devices x replicas x in_flight) {jobs - items} wait for a credit"
             )
             remedy = f"write `queue: {{items: {jobs}}}` or more"
             yield case.at(place, "idle-lanes", message, remedy, warning=True)

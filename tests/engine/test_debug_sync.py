@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pipeflow import stage
+from pipeflow.device import base
 from pipeflow.device.base import imported_torch
 from pipeflow.lane import Lane
 from pipeflow.stage import Stage
@@ -94,9 +95,15 @@ def test_reported_tensors_are_fetched_by_the_lane_not_by_the_loop(
 
 def test_a_torch_that_is_half_imported_is_none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert imported_torch() is torch
+    monkeypatch.setattr(base, "_torch", None)  # as in a process that has not seen it whole yet
+    monkeypatch.setattr(base, "_types", ())
     half = types.ModuleType("torch")
     half.__spec__ = types.SimpleNamespace(_initializing=True)  # type: ignore[assignment]
     monkeypatch.setitem(sys.modules, "torch", half)
     assert imported_torch() is None
+    assert not list(base.tensors_in([1]))
     monkeypatch.delitem(sys.modules, "torch")
     assert imported_torch() is None
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert imported_torch() is torch
+    assert list(base.tensors_in([torch.ones(1)]))
