@@ -213,6 +213,10 @@ class Edge:
         self.queued -= 1
         return self._queue.popleft()  # type: ignore[return-value]
 
+    def throw_away(self) -> Item | None:
+        """Take the head for nobody's use."""
+        return self.pop()
+
     def clear(self) -> None:
         """At the end of a run: drop what is queued."""
         for entry in self._queue:

@@ -79,7 +79,7 @@ def _step_source(runner: Runner, job: Job, lane: Lane) -> bool:
     station = runner.station
     if station is not None and station.capturing:
         return False
-    if runner.ending or runner.engine.sources_ended:
+    if runner.ending or runner.drained:
         _end_source(runner, job, lane)
         return True
     if job.outputs or runner.pins:  # it makes one at a time; the last one has not left yet

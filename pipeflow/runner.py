@@ -118,6 +118,9 @@ class Runner:
         """Readers that must launch before the next item may change what they read."""
         self.pinned_behind: list[Edge] = []
         """Of a copy: in-edges whose producer is held until its own pins are gone."""
+        self.outlasts: list[Runner] = []
+        """Of a source: a drain lets it go on until these have ended (see `checkpoint.saver`)."""
+        self.outlasted_by: list[Runner] = []
         self.skipped = 0
         self.retrying = 0
         """Jobs in hand that raised and will be launched again."""
@@ -209,7 +212,7 @@ class Runner:
             while not edge.empty:
                 if (seq := edge.gap()) is not None:
                     self._lose(seq)
-                item = edge.pop()
+                item = edge.throw_away()
                 if item is not None:
                     left.append((edge, item))
         for edge, item in left:
@@ -220,6 +223,11 @@ class Runner:
     def _lose(self, number: int) -> None:
         for track in self.tracks:
             track.lost(number)
+
+    @property
+    def drained(self) -> bool:
+        """Of a source: a drain ends it where it stands."""
+        return self.engine.sources_ended and all(runner.closed for runner in self.outlasts)
 
     def end(self) -> None:
         """Of a source: make no more."""
@@ -315,7 +323,8 @@ class Runner:
     def _start_source(self, lane: Lane) -> bool:
         """Its generator, once; each of its steps is started by `production`."""
         engine = self.engine
-        if self.exhausted or self.hand or self.ending or not (engine.sources_open and engine.begun):
+        open_ = engine.sources_open or (engine.sources_ended and not self.drained)
+        if self.exhausted or self.hand or self.ending or not (open_ and engine.begun):
             return False
         job = Job(lane, None, None, self.engine.now())
         lane.busy += 1
@@ -410,7 +419,7 @@ class Runner:
             if not self.inputs.ended():
                 return
         elif not self.exhausted:
-            if not (self.ending or self.engine.sources_ended):
+            if not (self.ending or self.drained):
                 return
             self.exhausted = True
         for lane in self.lanes:
@@ -430,6 +439,8 @@ class Runner:
         for edge in self.outs:
             edge.closed = True
             edge.consumer.wake()
+        for source in self.outlasted_by:
+            source.wake()
         self.wake()
         self.engine.node_closed(self)
 

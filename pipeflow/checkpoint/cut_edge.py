@@ -75,6 +75,12 @@ class CutEdge(Edge):
             self.shut = True
         return super().pop()
 
+    def throw_away(self) -> Item | None:
+        position = self.position
+        item = self.pop()
+        self.position = position  # it was not used, and comes again in a resumed run
+        return item
+
     def first(self) -> Item | None:
         return None if self.shut else super().first()
 

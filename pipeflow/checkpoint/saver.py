@@ -19,7 +19,7 @@ from pipeflow.checkpoint.station import Role, Station
 from pipeflow.errors import PipeflowError
 from pipeflow.guarded import GuardedRunner
 from pipeflow.input_runner import InputRunner
-from pipeflow.inputs import Batches, Turns
+from pipeflow.inputs import Batches, Join, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,8 +101,11 @@ class Saver:
 
     def _drain_whole(self) -> None:
         """A drain must leave nothing that a run that goes on would have made otherwise: before `of` open
-        batches stay unmade, no input loses its turn, and no stage cuts an item short."""
+        batches stay unmade, no input loses its turn, and no stage cuts an item short. And a source that does
+        not feed `of`, but is joined with what comes of it, goes on until that join has all its partners."""
         engine = self._engine
+        for station in self._stations:
+            self._outlast(station.runner)
         for station in self._stations:
             inputs = station.runner.inputs
             if station.role is not Role.BEFORE:
@@ -111,6 +114,17 @@ class Saver:
                 inputs.stops_short = lambda: engine.sources_ended
             for lane in station.runner.lanes if not station.runner.source else ():
                 lane.stop_only_at(engine.halted)
+
+    def _outlast(self, source: Runner) -> None:
+        fed = _behind(source)
+        if not source.source or self._of in fed:
+            return
+        for runner in fed:
+            if self.role_of(runner) is Role.BEHIND and isinstance(runner.inputs, Join):
+                source.outlasts.append(runner)
+                runner.outlasted_by.append(source)
+        for lane in source.lanes if source.outlasts else ():
+            lane.stop_only_at(self._engine.halted)
 
     def _station(self, runner: Runner) -> Station:
         stages = [lane.stage for lane in runner.lanes]

@@ -251,6 +251,52 @@ def test_no_stage_before_cuts_an_item_short_for_a_drain(tmp_path: Path) -> None:
     assert world.ledgers["all"] == [1000 + item * 10 + part for item in range(20) for part in range(3)]
 
 
+@pytest.mark.axiom("8.3")
+@pytest.mark.parametrize("endless", [False, True])
+def test_a_partner_of_what_was_trained_outlasts_a_drain(tmp_path: Path, endless: bool) -> None:
+    """What `train` has made is not made again in a resumed run: it must not be thrown away for want of a
+    partner that only the drain kept from coming."""
+    world = World()
+    drained, seen = threading.Event(), threading.Event()
+
+    class Few(Stage):
+        def run(self) -> Iterator[int]:
+            for number in range(10**9 if endless else 12):
+                if number == 2:
+                    seen.set()
+                    assert drained.wait(10)
+                yield number
+
+    uses = {**world.uses(), "weights": Weights, "few": Few}
+    stages = {
+        "rows": {"uses": "records"},
+        "train": {**TRAIN, "from": "rows"},
+        "few": {"uses": "few"},
+        "short": {"uses": "both", "from": {"a": "train", "b": "few"}, "queue": {"items": 8}},
+        "ends": {"uses": "ledger", "from": "short", "with": {"name": "ends"}},
+    }
+
+    async def drain(pipeline: Any) -> Any:
+        running = asyncio.ensure_future(pipeline.run())
+        await heard(seen)
+        pipeline.drain()
+        drained.set()
+        return await running
+
+    resources = {"weights": {"uses": "weights"}}
+    fine(go(tmp_path, stages, uses, drain, run=run_of(every=1000), resources=resources))
+    trained = len(world.ledgers["ends"])
+    assert trained < 12
+    if endless:  # a join ends with its shortest input, its source does not
+        return
+    fine(go(tmp_path, stages, uses, run=run_of(every=1000), resources=resources))
+    whole = World()
+    uses = {**whole.uses(), "weights": Weights, "few": Few}
+    fine(go(tmp_path / "whole", stages, uses, run=run_of(every=1000), resources=resources))
+    assert world.ledgers["ends"] == whole.ledgers["ends"]
+    assert len(whole.ledgers["ends"]) == 12
+
+
 @pytest.mark.axiom("8.2")
 @pytest.mark.parametrize(("graph", "calls"), [("flat, gather, limit", 80), ("diamond", 37), ("behind", 100)])
 def test_killed_again_and_again(graph: str, calls: int, tmp_path: Path) -> None:

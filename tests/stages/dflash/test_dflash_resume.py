@@ -97,7 +97,8 @@ def train(folder: Path, stop_at: int | None = None, how: str = "cancel") -> dict
         async with pipeflow.open(document(), run_dir=folder) as pipeline:
 
             def stop(line: dict[str, Any]) -> None:
-                if line["stage"] == "train" and line["step"] == stop_at:
+                due = stop_at is not None and line["stage"] == "train" and line["step"] >= stop_at
+                if due and (how == "drain" or store.committed(folder)):
                     getattr(pipeline, how)()
 
             pipeline.on_metric(stop)
