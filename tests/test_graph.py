@@ -139,6 +139,7 @@ def _large(count: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.alone
 def test_five_hundred_stages_check_in_half_a_second() -> None:
     text, known = _large(500), registry()
     best = 9.0

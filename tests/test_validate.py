@@ -399,6 +399,7 @@ def large(stages: int) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.alone
 def test_five_hundred_stages_in_a_third_of_a_second() -> None:
     text = large(500)
     best = 9.0

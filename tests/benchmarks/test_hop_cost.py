@@ -23,6 +23,8 @@ from hop_contenders import CONTENDERS, Case, Meter, Reading, measure
 
 import pipeflow
 
+pytestmark = pytest.mark.alone
+
 PIPEFLOW = CONTENDERS[0]
 
 CPU_LIMIT = 40.0

@@ -77,6 +77,7 @@ def _best(command: list[str], env: dict[str, str]) -> float:
     return min(once() for _ in range(12))
 
 
+@pytest.mark.alone
 def test_help_is_quick() -> None:
     """Under 0.15 s beyond a bare interpreter: the best of several, as other work shares the machine."""
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}

@@ -11,6 +11,8 @@ from running import TINY, run_tiny
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.alone  # the example uses both cores, and is promised to end within a minute
+
 
 @pytest.mark.timeout(300)
 def test_the_drafter_learns_from_the_targets_features(tmp_path: Path) -> None:
