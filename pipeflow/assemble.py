@@ -20,9 +20,11 @@ from pipeflow.input_runner import InputRunner
 from pipeflow.inputs import Arrivals, Batches, Join, Select, Single, Turns
 from pipeflow.lane import Lane
 from pipeflow.launch import TaskLauncher
+from pipeflow.one_by_one import OneByOne, Turn
 from pipeflow.runner import Runner
 from pipeflow.spec import OnError
 from pipeflow.stage import Gather, Kind, Stage, scatters
+from pipeflow.suspects import Trace
 
 if TYPE_CHECKING:
     from pipeflow.device.base import Device
@@ -63,6 +65,8 @@ class Assembly:
         self.lanes: list[Lane] = []
         self._edge_class = CutEdge if engine.saver is not None else Edge
         self.answering: str | None = None
+        self._turns: dict[str, Turn] = {}
+        """By device, where its calls are made one by one."""
 
     # Devices ---------------------------------------------------------------------------------------
 
@@ -76,6 +80,7 @@ class Assembly:
             for device in self.devices_of_resource(resource):
                 wanted[device] = None
         self.devices = {name: self.machine.device(name) for name in wanted}
+        self.engine.devices, self.engine.shared = self.devices, self.shared
         self.host: Device = self.machine.host(self.devices.values())
         self.engine.poisons = self.host if isinstance(self.host, CpuLate) else None
         if not self.machine.virtual:
@@ -313,6 +318,8 @@ class Assembly:
             now=self.machine.now,
             timeout=runner.timeout,
         )
+        if not on_host and (words := device.words(stream)) is not None:
+            lane.trace = Trace(words)
         lane.is_source = runner.kind is Kind.SOURCE
         lane.answers = runner.answers
         lane.debug_sync = self.engine.debug_sync
@@ -336,16 +343,23 @@ class Assembly:
                 if hooks or engine.saver is not None:
                     lane.hook_launcher = self._launcher(name, marks=False)
                 return
-            lane.watcher = lane.hook_launcher = self._launcher(name, marks=marks)
+            lane.watcher = lane.hook_launcher = self._one_by_one(lane, self._launcher(name, marks=marks))
             if not runner.on_host:
                 lane.enqueue = lane.make_enqueue(engine, lane.hook_launcher)
             return
-        lane.launcher = lane.watcher = lane.hook_launcher = self._launcher(name, inline=inline, marks=marks)
+        launcher = self._one_by_one(lane, self._launcher(name, inline=inline, marks=marks))
+        lane.launcher = lane.watcher = lane.hook_launcher = launcher
 
     def _launcher(self, name: str, *, inline: bool = False, marks: bool) -> Launcher:
         launcher = self.machine.launcher(name, inline=inline, marks=marks)
         self.engine.launchers.append(launcher)
         return launcher
+
+    def _one_by_one(self, lane: Lane, launcher: Launcher) -> Launcher:
+        """Under `--debug-sync` lanes of one device take turns."""
+        if not lane.debug_sync or lane.trace is None:
+            return launcher
+        return OneByOne(launcher, self._turns.setdefault(lane.device.name, Turn(self.engine)))
 
     # Barriers --------------------------------------------------------------------------------------
 
@@ -358,6 +372,7 @@ class Assembly:
         for runner in self.runners.values():
             if isinstance(runner, BarrierRunner):
                 runner.release_gates()
+        self.engine.parking.release_gates()
 
     def _section(self, node: Node, gates: Any) -> None:
         barrier = self.runners[node.name]

@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from pipeflow import handover
-from pipeflow.device.base import Permit
-from pipeflow.error_text import named_error
 from pipeflow.errors import StageError
 from pipeflow.gate import gates_of_this_loop
 from pipeflow.guarded import RunIsOver, go_on
 from pipeflow.inputs import Taken
 from pipeflow.item import Trigger
+from pipeflow.quiesce import quiesce, release, reopen
 from pipeflow.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeflow.device.base import Device, Freed
+    from pipeflow.device.base import Device
     from pipeflow.edge import Edge
     from pipeflow.gate import Gate
     from pipeflow.guarded import GuardedRunner
     from pipeflow.job import Job
     from pipeflow.lane import Lane
+    from pipeflow.quiesce import Permits
 
 __all__ = ["BarrierRunner"]
 
@@ -58,6 +58,8 @@ class BarrierRunner(Runner):
         self.at_start = False
         """Its section runs before the first item too."""
         self.phase = "waits for an item"
+        self.permits: Permits = []
+        """While its section runs: of the devices that are quiet."""
         self._gaps: deque[int] = deque()
         """Selected gaps that it has not fired for yet."""
         self._busy = False
@@ -171,24 +173,10 @@ class BarrierRunner(Runner):
         open only if the run goes on."""
         await self._hold()
         go_on(self.engine)
-        for _, gate in self.scope:
-            gate.close(self)
-            self._tell("close", gate.device, self.name)
-        self.phase = "waits for launches in scope"
-        for _, gate in self.scope:
-            await gate.quiet()
-        go_on(self.engine)
-        self.phase = "joins background work"
-        for lane in self.background:
-            await self._quiesce(lane, seq)
-        self.phase = "drains devices"
-        permits: list[tuple[Device, Permit]] = []
-        for device, gate in self.scope:
-            go_on(self.engine)
-            self._tell("drain", gate.device)
-            await self.engine.off_loop(device.drain, f"drain of {device.name}")
-            self._tell("drained", gate.device)
-            permits.append((device, Permit(device.name)))
+        permits = await quiesce(
+            self.engine, self, f"barrier {self.name!r}", self.scope, self.background, self._enter, seq=seq
+        )
+        self.permits = permits
         quiet = self.engine.now()
         versions = {
             instance.shared.name: instance.shared.version
@@ -202,15 +190,19 @@ class BarrierRunner(Runner):
                 break
             if self.snapshot:
                 self.phase = f"copies what {node.name} reads"
-                self._tell("section", node.name)
+                self.engine.tell("section", node.name)
                 copied.append((node, await node.copy(trigger, charges[node.name])))
-                self._tell("unsection", node.name)
+                self.engine.tell("unsection", node.name)
                 continue
             self.phase = f"runs {node.name}"
-            freed = await self._release(permits) if node.lanes[0].stage.releases else ()
-            self._tell("section", node.name)
+            freed = await release(self.engine, permits) if node.lanes[0].stage.releases else ()
+            self.engine.tell("section", node.name)
             await node.run_guarded(trigger._replace(freed=freed), charges[node.name])
-            self._tell("unsection", node.name)
+            self.engine.tell("unsection", node.name)
+        if self.engine.admitting:
+            self.phase = "runs parked jobs"
+            await self.engine.parking.run_all(permits)
+        self.permits = []
         if self.engine.admitting:  # after a fault in the section gates stay closed (axiom 5.5)
             self.release_gates()
             if self.snapshot:
@@ -226,27 +218,13 @@ class BarrierRunner(Runner):
         while any([lease.blocker() is not None for lease in writers]):  # noqa: C419 - each must queue
             await self.engine.next_progress()
 
-    async def _quiesce(self, lane: Lane, seq: int) -> None:
-        try:
-            await self.engine.off_loop(lane.stage.quiesce, f"{lane.name}.quiesce")
-        except Exception as error:
-            raise StageError(
-                f"in quiesce, for barrier {self.name!r}: {named_error(error)}",
-                stage=lane.name,
-                sequence=seq,
-            ) from error
-
     def release_gates(self) -> None:
         """Its section is through; or the run is over, and what it holds closed after a fault opens for
         others."""
-        for _, gate in self.scope:
-            if gate.reopen(self):
-                self._tell("open", gate.device, self.name)
+        reopen(self.engine, self, f"barrier {self.name!r}", self.scope)
 
-    def _tell(self, kind: str, *what: Any) -> None:
-        """To the operation log, if there is one."""
-        if self.engine.operations is not None:
-            self.engine.operations.add(kind, *what)
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
 
     async def _charge(self) -> dict[str, Sequence[Edge]]:
         """Credits for what the section emits, before any gate closes: a consumer may be behind one.
@@ -264,18 +242,6 @@ class BarrierRunner(Runner):
                 if edge.pinned:
                     node.pins += 1
         return charges
-
-    async def _release(self, permits: list[tuple[Device, Permit]]) -> tuple[Freed, ...]:
-        freed: list[Freed] = []
-        for (device, permit), (_, gate) in zip(permits, self.scope, strict=True):
-
-            def release(device: Device = device, permit: Permit = permit) -> Freed:
-                return device.release(permit)
-
-            self._tell("release", gate.device)
-            freed.append(await self.engine.off_loop(release, f"release of {device.name}"))
-            go_on(self.engine)
-        return tuple(freed)
 
     def _late(self, seq: int | None, limit: float) -> StageError:
         in_hand = [text for _, gate in self.scope for text in gate.in_hand()]

@@ -7,7 +7,7 @@ item retires there. Gaps (numbers without a value) hold no credit, and a run of 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeflow.item import Item
 
@@ -216,6 +216,10 @@ class Edge:
     def throw_away(self) -> Item | None:
         """Take the head for nobody's use."""
         return self.pop()
+
+    def values(self) -> list[Any]:
+        """Of the items that are queued."""
+        return [entry.value for entry in self._queue if type(entry) is Item]
 
     def clear(self) -> None:
         """At the end of a run: drop what is queued."""

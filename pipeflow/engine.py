@@ -18,6 +18,7 @@ import anyio
 
 from pipeflow.errors import Cancelled, Dropped, PipeflowError, StageError, StallError
 from pipeflow.lifetime import LiveStorages
+from pipeflow.parking import Parking
 from pipeflow.settle import settle
 
 if TYPE_CHECKING:
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 
     from pipeflow.checkpoint.saver import Saver
     from pipeflow.context import Context
+    from pipeflow.device.base import Device
     from pipeflow.fence import Fence
     from pipeflow.item import Item
     from pipeflow.launch import Launcher, StuckThread
     from pipeflow.machine import Machine
     from pipeflow.observe.folder import RunFolder
     from pipeflow.operations import OperationLog
+    from pipeflow.resource import Shared
     from pipeflow.runner import Runner
     from pipeflow.spec import RunSpec
 
@@ -111,6 +114,12 @@ class Engine:
         """Submits without a result yet."""
         self.operations: OperationLog | None = None
         """What it does, entry by entry, where someone asked for that before the load."""
+        self.devices: Mapping[str, Device] = {}
+        """By name, once they are made."""
+        self.shared: Mapping[str, Shared] = {}
+        """Resources by name, once they are open."""
+        self.parking = Parking(self)
+        """Jobs that wait for memory."""
         self.saver: Saver | None = None
         """Makes the checkpoints, where the file asks for some."""
 
@@ -345,6 +354,11 @@ class Engine:
             except Exception as error:
                 error.add_note("in a function given to Pipeline.on_metric")
                 self.fail(error)
+
+    def tell(self, kind: str, *what: Any) -> None:
+        """One entry of the operation log, if there is one."""
+        if self.operations is not None:
+            self.operations.add(kind, *what)
 
     def note(self, event: str, stage: str | None = None, **values: Any) -> None:
         """One line of log.jsonl."""

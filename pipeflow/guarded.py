@@ -72,6 +72,8 @@ class GuardedRunner(Runner):
 
     async def _retired(self, job: Job) -> None:
         while not job.retired:
+            if job in self.engine.parking and self.barrier.permits:
+                await self.engine.parking.run_in_section(self, job, self.barrier.permits)
             await self.engine.next_progress()
 
     async def copy(self, trigger: Trigger, charged: Sequence[Edge]) -> Job:
@@ -81,12 +83,18 @@ class GuardedRunner(Runner):
             await self.engine.next_progress()
             go_on(self.engine)
         job = self._job(lane, trigger, charged)
-        if lane.snapshots:
+
+        def begin() -> None:
             waits = lane.leases.take()
             job.held = lane.leases.taken
             job.versions = lane.leases.versions()
             copy_first(self, job, waits, lambda: None)
+
+        if lane.snapshots:
+            begin()
             while job.snapshot is None or job.unreached:
+                if job in self.engine.parking:
+                    await self.engine.parking.run_in_section(self, job, self.barrier.permits, begin)
                 await self.engine.next_progress()
         return job
 

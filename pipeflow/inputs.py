@@ -407,9 +407,13 @@ class Batches:
         members = [edge.number(item) for batch in self._open.values() for _, item in batch.members]
         return sorted([*members, *self._gaps])
 
+    def members(self) -> list[tuple[Edge, Item]]:
+        """Of every unfinished batch."""
+        return [member for batch in self._open.values() for member in batch.members]
+
     def discard(self) -> list[tuple[Edge, Item]]:
         """Give up every unfinished batch; its members."""
-        members = [member for batch in self._open.values() for member in batch.members]
+        members = self.members()
         for edge, _ in members:
             edge.gathered -= 1
         self._open.clear()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pipeflow.context import Context
-    from pipeflow.device.base import Mark
+    from pipeflow.device.base import Mark, Memory
     from pipeflow.edge import Edge
     from pipeflow.fence import Fence
     from pipeflow.inputs import Taken
@@ -37,7 +37,7 @@ END = _End()
 class Launched:
     """What a lane hands back from one launch: the value, the mark behind its work, what it logged."""
 
-    __slots__ = ("context", "error", "mark", "passed", "seconds", "stamps", "value")
+    __slots__ = ("context", "error", "mark", "passed", "seconds", "stamps", "starved", "value")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class Launched:
         seconds: float,
         stamps: Stamps = None,
         passed: bool | None = None,
+        starved: Memory | None = None,
     ) -> None:
         self.value = value
         self.mark = mark
@@ -58,6 +59,8 @@ class Launched:
         self.passed = mark.passed() if passed is None else passed
         """Asked on the lane's thread: the loop makes no device call (axiom 4.2)."""
         self.stamps = stamps
+        self.starved = starved
+        """It ran out of device memory: the allocator's counters then."""
 
 
 class Output:
@@ -99,8 +102,8 @@ class Job:
 
     __slots__ = ("charged", "context", "failures", "gaps", "generator", "held", "lane", "launch", "launching",
                  "leased", "number", "operation", "outputs", "parts", "pending", "retired", "retry",
-                 "retry_due", "returned", "seq", "snapshot", "started", "tickets", "unpinned", "unreached",
-                 "value", "versions")  # fmt: skip
+                 "retry_due", "returned", "seq", "snapshot", "started", "starved", "tickets", "unpinned",
+                 "unreached", "value", "versions", "yielded")  # fmt: skip
 
     def __init__(self, lane: Lane | None, seq: int | None, taken: Taken | None, started: float) -> None:
         self.lane = lane
@@ -133,6 +136,10 @@ class Job:
         """Launches whose fence is not reached."""
         self.started = started
         self.failures = 0
+        self.starved = 0
+        """How often it ran out of device memory."""
+        self.yielded = 0
+        """Outputs it made."""
         self.retry = False
         """It raised and will be launched again: `retry_due` once that launch's fence is reached."""
         self.retry_due = False

@@ -17,6 +17,8 @@ def lacks(runner: Runner) -> str:
     for job in runner.hand:
         if job.launching:
             return f"its own code, on item {job.number}"
+        if job in runner.engine.parking:
+            return f"device memory, with item {job.number} parked; its release {runner.engine.parking.phase}"
     if runner.finishing:
         return "its own code, in finish"
     if runner.pins:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from contextvars import ContextVar
+from traceback import format_tb
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeflow.context import Context
 from pipeflow.device.base import is_tensor, map_tensors, tensors_in
-from pipeflow.error_text import error_text
-from pipeflow.errors import DeviceError
+from pipeflow.faults import device_failed
 from pipeflow.item import Port, Scatter
 from pipeflow.job import END, Launched
 from pipeflow.lifetime import refuse_writes, stamp_of, versions_of
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from pipeflow.device.base import Device, Mark, Stream
+    from pipeflow.device.base import Device, Mark, Memory, Stream
     from pipeflow.engine import Engine
     from pipeflow.gate import Gate
     from pipeflow.job import Job, Stamps
@@ -28,8 +29,12 @@ if TYPE_CHECKING:
     from pipeflow.operations import OperationLog
     from pipeflow.resource import Leases
     from pipeflow.snapshot import Snapshot
+    from pipeflow.suspects import Trace
 
 __all__ = ["Lane"]
+
+_item: ContextVar[int | None] = ContextVar("item", default=None)
+"""Of the async job that runs in this task, or in what it started."""
 
 
 class Lane:
@@ -96,6 +101,8 @@ class Lane:
         """Set for async stages on a device: runs a call on the lane's thread and stream, past the gate."""
         self.operations: OperationLog | None = None
         """Hears of each step of a launch, if the run keeps such a log."""
+        self.trace: Trace | None = None
+        """Tells after a fault whether the device was in this lane's work."""
         self._deadlines: dict[asyncio.Task[Any] | None, asyncio.Timeout] = {}
         """Of async jobs under way, by the task that runs them."""
 
@@ -138,6 +145,8 @@ class Lane:
             if operations is not None:
                 operations.add("enter", number)
             self._wait_for(waits, number)
+            if self.trace is not None:
+                self.trace.begin(job.number)
             if operations is not None:
                 operations.add("begin", number)
             lent = () if self.stage.mutates else versions_of(job.value)
@@ -145,21 +154,24 @@ class Lane:
                 value = self._step(job, context) if self.generates else self._call(job, context)
                 refuse_writes(lent, job.parts)
                 stamps = _stamps(value)
+                value = self._hand_out(value, job)
             except BaseException as raised:  # a SystemExit or KeyboardInterrupt too is stage code's fault
+                value = stamps = None
                 error = raised
+            starved = self._starved(error, context)
             if operations is not None:
                 operations.add("end", number, error is not None)
             if context is not None and (context.logged or context.reported):
                 self._fetch_logged(context)
-            if error is None:
-                value = self._hand_out(value, job)
+            if self.trace is not None:
+                self.trace.end()
             mark = self.stream.record(_payload(value), job.value)
             if operations is not None:
                 operations.recorded(number, mark)
             if self.debug_sync:
                 mark.wait()
         try:
-            return Launched(value, mark, context, error, self.now() - begun, stamps)
+            return Launched(value, mark, context, error, self.now() - begun, stamps, starved=starved)
         finally:
             # The error's traceback holds this frame. Without these names there is no cycle, which would keep
             # the item's memory on the device until the collector comes by.
@@ -188,6 +200,7 @@ class Lane:
         stamps: Stamps = None
         error: BaseException | None = None
         operations, number = self.operations, job.launch
+        _item.set(job.number)
         if waits and self.enqueue is not None:
             await self.enqueue(lambda: self._wait_for(waits, number))
         if operations is not None:
@@ -212,6 +225,7 @@ class Lane:
             raise  # this coroutine was given up
         except BaseException as raised:  # a SystemExit or KeyboardInterrupt too: not the loop's end
             error = raised
+        starved = self._starved(error, context)
         if operations is not None:
             operations.add("end", number, error is not None)
         if self.enqueue is None:
@@ -224,7 +238,7 @@ class Lane:
         else:  # the loop makes no device call
             value, mark, passed = await self.enqueue(lambda: self._hand_over(value, job, context, error))
         try:
-            return Launched(value, mark, context, error, self.now() - begun, stamps, passed)
+            return Launched(value, mark, context, error, self.now() - begun, stamps, passed, starved)
         finally:
             value = stamps = error = None  # no cycle, as above
 
@@ -275,6 +289,19 @@ class Lane:
             value = _with_payload(value, lambda payload: self.device.hand_out(payload, job.value))
         return value
 
+    def _starved(self, error: BaseException | None, context: Context | None) -> Memory | None:
+        """The allocator's counters, if stage code ran out of device memory. Lets go of all that its call
+        held: what it logged, and the frames of its traceback, which stays as a text."""
+        if error is None or not self.device.is_out_of_memory(error):
+            return None
+        memory = self.device.memory()
+        if context is not None:
+            context.logged.clear()
+            context.reported.clear()
+        error.add_note("raised at:\n" + "".join(format_tb(error.__traceback__)).rstrip())
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        return memory
+
     def _fetch_logged(self, context: Context) -> None:
         """Enqueue the copies by which logged and reported tensors reach the host, behind the job's work."""
         for values in (*context.logged, context.reported):
@@ -301,21 +328,28 @@ class Lane:
             if operations is not None:
                 operations.add("enter", launch)
             self._wait_for(waits, launch)
+            if self.trace is not None:
+                self.trace.begin(context.sequence)
             if operations is not None:
                 operations.add("begin", launch)
             try:
                 call(context)
             except BaseException as raised:
                 error = raised
+            starved = self._starved(error, context)
             if operations is not None:
                 operations.add("end", launch, error is not None)
             if context.logged or context.reported:
                 self._fetch_logged(context)
+            if self.trace is not None:
+                self.trace.end()
             mark = self.stream.record()
             if operations is not None:
                 operations.recorded(launch, mark)
+            if self.debug_sync:
+                mark.wait()
         try:
-            return Launched(None, mark, context, error, self.now() - begun)
+            return Launched(None, mark, context, error, self.now() - begun, starved=starved)
         finally:
             error = None  # no cycle, as in `launch`
 
@@ -332,12 +366,15 @@ class Lane:
                 gate.enter(self, None)
             operations = self.operations
             number = operations.submits_hook(self, "enqueue") if operations is not None else 0
+            item = _item.get()
             answer: asyncio.Future[Any] = engine.loop.create_future()
 
             def run() -> tuple[Any, BaseException | None, Mark, bool]:
                 value: Any = None
                 error: BaseException | None = None
                 with self.device.entered(self.stream):
+                    if self.trace is not None:
+                        self.trace.begin(item)
                     if operations is not None:
                         operations.add("enter", number)
                         operations.add("begin", number)
@@ -346,7 +383,11 @@ class Lane:
                     except BaseException as raised:  # it may have enqueued work before
                         error = raised
                     try:
+                        if self.trace is not None:
+                            self.trace.end()
                         mark = self.stream.record()
+                        if self.debug_sync:
+                            mark.wait()
                         if operations is not None:
                             operations.add("end", number, error is not None)
                             operations.recorded(number, mark)
@@ -363,8 +404,7 @@ class Lane:
                 if operations is not None and fault is None:
                     operations.add("reached", number)
                 if fault is not None:
-                    said = f"device {self.device.name!r}, in what {self.name!r} enqueued: {error_text(fault)}"
-                    engine.fail(DeviceError(said))
+                    device_failed(engine, self.device, fault, f"what stage {self.name!r} enqueued")
                 elif gate is not None:
                     gate.leave(self, None)
 

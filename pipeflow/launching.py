@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeflow import handover, outcome
-from pipeflow.error_text import error_text
-from pipeflow.errors import DeviceError, StageError
+from pipeflow.errors import StageError
+from pipeflow.faults import device_failed
 from pipeflow.fence import REACHED, Fence
 from pipeflow.job import END
 from pipeflow.observe.profile import observe
@@ -90,12 +90,8 @@ def _marks_of_inputs(job: Job) -> list[Mark]:
 
 def device_fault(runner: Runner, lane: Lane, number: int | None, error: BaseException | None) -> None:
     """What was awaited failed outside stage code: the run ends (axiom 7.2)."""
-    fault = DeviceError(
-        f"device {lane.device.name!r} reported a fault while the host awaited stage {runner.name!r}, "
-        f"item {number}; a device reports late, so the culprit may be another stage: {error_text(error)}"
-    )
-    fault.__cause__ = error
-    runner.engine.fail(fault)
+    of = "" if number is None else f", item {number}"
+    device_failed(runner.engine, lane.device, error, f"stage {runner.name!r}{of}")
 
 
 class Launch:

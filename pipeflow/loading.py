@@ -10,6 +10,7 @@ from pipeflow.barrier import BarrierRunner
 from pipeflow.context import ResourceContext, seed_of
 from pipeflow.error_text import named_error
 from pipeflow.errors import PipeflowError, StageError, Stopped, Stuck
+from pipeflow.faults import device_error
 from pipeflow.observe.loads import Loads
 from pipeflow.release import hold_for_ever, release_all
 from pipeflow.resource import Instance, Leases, Shared, Spared
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from pipeflow.assemble import Assembly
     from pipeflow.context import Context
+    from pipeflow.device.base import Device
     from pipeflow.engine import Engine
     from pipeflow.graph import Graph, ResourceNode
     from pipeflow.job import Launched
@@ -37,7 +39,7 @@ class Loader:
         self._engine = engine
         self._assembly = assembly
         self.loads = Loads(engine)
-        self._opened: list[tuple[str, Any, Any]] = []
+        self._opened: list[tuple[str, Any, Any, Device | None]] = []
         self._set_up: list[Lane] = []
 
     async def load(self) -> None:
@@ -126,7 +128,8 @@ class Loader:
 
         def call(resource: Any = resource, context: ResourceContext = context) -> Any:
             value = resource.open(context)
-            self._opened.append((name, resource, value))  # here: a cancel does not wait, but closes it later
+            # Here: a cancel does not wait, but closes it later.
+            self._opened.append((name, resource, value, device))
             if engine.saver is not None:
                 engine.saver.opened(name, resource, value)
             return value
@@ -221,6 +224,8 @@ class Loader:
             fault = failure[0]
             if isinstance(fault, Stopped):
                 raise fault
+            if lane.device.is_fault(fault):
+                raise device_error(engine, lane.device, fault, f"the setup of stage {lane.name!r}")
             raise StageError(f"in setup: {named_error(fault)}", stage=lane.name) from fault
         engine.logged(self._assembly.runners[lane.name], None, context)
 
@@ -237,21 +242,29 @@ class Loader:
             raise
         finally:
             self._assembly.release_gates()
-        release_all(engine)
+        if any(device.lost is not None for device in self._assembly.devices.values()):
+            hold_for_ever(engine)  # to free memory there may be a call, too
+        else:
+            release_all(engine)
         for lane in reversed(self._set_up):
-            await self._closing(lane.stage.close, f"stage {lane.name!r}")
-        for name, resource, value in reversed(self._opened):
+            await self._closing(lane.stage.close, f"stage {lane.name!r}", lane.device)
+        for name, resource, value, device in reversed(self._opened):
 
             def call(resource: Any = resource, value: Any = value) -> None:
                 resource.close(value)
 
-            await self._closing(call, f"resource {name!r}")
+            await self._closing(call, f"resource {name!r}", device)
         for device in self._assembly.devices.values():
-            device.close()
+            if device.lost is None:
+                device.close()
 
-    async def _closing(self, call: Callable[[], None], what: str) -> None:
-        """One `close`. After a fault or a cancel it may take the grace period, not for ever."""
+    async def _closing(self, call: Callable[[], None], what: str, device: Device | None) -> None:
+        """One `close`. After a fault or a cancel it may take the grace period, not for ever. What is on a
+        device that failed is left as it is: no call of that follows."""
         engine = self._engine
+        if device is not None and device.lost is not None:
+            engine.note("close left out", what, device=device.name)
+            return
         limit = engine.spec.stop.grace if engine.error is not None else None
         try:
             with anyio.fail_after(limit):

@@ -25,7 +25,9 @@ __all__ = ["launched_once", "stage_error", "took"]
 def took(runner: Runner, job: Job, fence: Fence, launched: Launched) -> None:
     """Draw the conclusions from one launch."""
     value = launched.value
-    if launched.error is not None:
+    if launched.starved is not None:
+        runner.engine.parking.starved(runner, job, fence, launched)
+    elif launched.error is not None:
         _raised(runner, job, fence, launched.error)
     elif value is END:
         _ended(runner, job)
@@ -68,6 +70,7 @@ def _ended(runner: Runner, job: Job) -> None:
 
 def _made(runner: Runner, job: Job, fence: Fence, value: Any, stamp: Any) -> None:
     runner.counters.made += 1
+    job.yielded += 1
     charged, job.charged = job.charged, ()
     if runner.source and runner.station is not None and not runner.station.new_record(job):
         value = DROP

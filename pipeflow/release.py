@@ -21,7 +21,7 @@ _held: list[Engine] = []
 
 
 def hold_for_ever(engine: Engine) -> None:
-    """Something of the run is stuck: leak what it may still use."""
+    """Something of the run is stuck, or a device has failed: leak what may still be used there."""
     _held.append(engine)
 
 

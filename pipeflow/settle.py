@@ -93,7 +93,7 @@ async def _close_generators(engine: Engine, deadline: float) -> list[StuckThread
     left: list[StuckThread] = []
     for node in engine.nodes:
         for job in node.hand:
-            if job.generator is not None and job.lane is not None:
+            if job.generator is not None and job.lane is not None and job.lane.device.lost is None:
                 left += await _close(engine, job.lane, job, deadline)
     return left
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeflow import outcome
 from pipeflow.error_text import named_error
-from pipeflow.errors import DeviceError, StageError
+from pipeflow.errors import StageError
+from pipeflow.faults import device_failed
 from pipeflow.fence import REACHED, Fence
 
 if TYPE_CHECKING:
@@ -106,6 +107,10 @@ class _Copying:
         else:
             engine.in_hand += 1
             lane.watcher.watch(f"the fence of {self}", launched.mark, self._passed)
+        if launched.starved is not None:
+            runner.engine.parking.starved(runner, job, self._fence, launched)
+            runner.wake()
+            return
         if launched.error is not None:
             said = f"while a snapshot of what it reads was made: {named_error(launched.error)}"
             failure = StageError(said, stage=runner.name, sequence=job.number)
@@ -139,10 +144,5 @@ class _Copying:
             self._lane.operations.add("reached", self._launch)
 
     def _fault(self, error: BaseException | None) -> None:
-        fault = DeviceError(
-            f"device {self._lane.device.name!r} reported a fault in a snapshot for stage "
-            f"{self._runner.name!r}, item {self._job.number}; a device reports late, so the culprit may "
-            f"be another stage: {named_error(error) if error is not None else 'it came back with nothing'}"
-        )
-        fault.__cause__ = error
-        self._runner.engine.fail(fault)
+        where = f"a snapshot for stage {self._runner.name!r}, item {self._job.number}"
+        device_failed(self._runner.engine, self._lane.device, error, where)

@@ -329,6 +329,7 @@ def _fences_at_once(patch: Any) -> None:
 
 def _goes_on_after_the_end(patch: Any) -> None:
     patch("pipeflow.barrier.go_on", lambda engine: None)
+    patch("pipeflow.quiesce.go_on", lambda engine: None)
 
 
 MUTATIONS = [

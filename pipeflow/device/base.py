@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+from pipeflow.errors import DeviceError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
-__all__ = ["Buffer", "Device", "Freed", "Mark", "Memory", "Permit", "Stream", "holds_none", "is_tensor",
-           "register_tensor_type", "tensors_in"]  # fmt: skip
+__all__ = ["Buffer", "Device", "Freed", "Mark", "Memory", "Permit", "Stream", "Words", "holds_none",
+           "is_tensor", "refusal", "register_tensor_type", "tensors_in"]  # fmt: skip
 
 
 class Memory(NamedTuple):
@@ -76,6 +78,23 @@ class Stream(Protocol):
         ...
 
 
+class Words(Protocol):
+    """Two numbers in pinned memory, of one stream, which the device writes as it comes by. Used by the
+    stream's one thread, but for `read`."""
+
+    def begin(self, number: int) -> None:
+        """Enqueue the write of the first one."""
+        ...
+
+    def end(self, number: int) -> None:
+        """Enqueue the write of the second one."""
+        ...
+
+    def read(self) -> tuple[int, int]:
+        """Both as they are now, 0 at first: a look at memory, from any thread, also after a fault."""
+        ...
+
+
 class Device(Protocol):
     """One device of this process."""
 
@@ -87,9 +106,15 @@ class Device(Protocol):
     """Where its memory is: devices of one place need no copy between them."""
     copies_out: bool
     """Whether `hand_out` gives anything but the value itself."""
+    lost: str | None
+    """How it failed: from then on `entered` raises DeviceError, and nobody calls it any more."""
 
     def stream(self, name: str) -> Stream:
         """A new stream; made at load, never during a run."""
+        ...
+
+    def words(self, stream: Stream) -> Words | None:
+        """The begin and end words of a lane's stream, made at load; None where no work outlasts its call."""
         ...
 
     def entered(self, stream: Stream) -> AbstractContextManager[None]:
@@ -133,6 +158,18 @@ class Device(Protocol):
         """A look at the allocator's counters; no wait."""
         ...
 
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether its allocator raised this: the device is as well as before."""
+        ...
+
+    def is_fault(self, error: BaseException) -> bool:
+        """Whether this tells that the device is of no more use to the process."""
+        ...
+
+    def lose(self, what: str) -> None:
+        """It has failed: refuse it from now on, to later runs of the process too."""
+        ...
+
     def close(self) -> None:
         """Give back what the device object itself holds."""
         ...
@@ -143,6 +180,11 @@ _registered: tuple[type[Any], ...] = ()
 """Tensor types that are not torch's: a test device's."""
 _types: tuple[type[Any], ...] = ()
 """All that can be a tensor as far as known."""
+
+
+def refusal(name: str, what: str) -> DeviceError:
+    """Why a later run of the process cannot have a device that failed."""
+    return DeviceError(f"device {name!r} failed earlier in this process: {what}; start a new process")
 
 
 def imported_torch() -> Any:

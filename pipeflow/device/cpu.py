@@ -13,7 +13,7 @@ from pipeflow.device.base import Buffer, Freed, Memory, Permit, map_tensors, ten
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from pipeflow.device.base import Device, Mark, Stream
+    from pipeflow.device.base import Device, Mark, Stream, Words
 
 __all__ = ["PASSED", "Cpu", "CpuStream", "buffers_of"]
 
@@ -53,10 +53,14 @@ class Cpu:
         self.torch_name = "cpu"
         self.place = "cpu"
         self.copies_out = False
+        self.lost: str | None = None
         self._releases = 0
 
     def stream(self, name: str) -> Stream:
         return CpuStream()
+
+    def words(self, stream: Stream) -> Words | None:
+        return None
 
     def entered(self, stream: Stream) -> AbstractContextManager[None]:
         return _ENTERED
@@ -107,6 +111,16 @@ class Cpu:
             resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return Memory(resident, resident, total, self._releases)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """The host's memory is not the engine's to release."""
+        return False
+
+    def is_fault(self, error: BaseException) -> bool:
+        return False
+
+    def lose(self, what: str) -> None:
+        return
 
     def close(self) -> None:
         return

@@ -9,7 +9,7 @@ class Counters:
     """Plain numbers, changed on the loop."""
 
     __slots__ = ("device_launches", "device_seconds", "done", "dropped", "gaps", "host_seconds", "largest",
-                 "latency", "launches", "made", "retries", "started", "taken")  # fmt: skip
+                 "latency", "launches", "made", "parked", "retries", "started", "taken")  # fmt: skip
 
     def __init__(self) -> None:
         self.started = 0
@@ -23,6 +23,8 @@ class Counters:
         self.dropped = 0
         """Items dropped or skipped here."""
         self.retries = 0
+        self.parked = 0
+        """Calls that ran out of device memory, and were made again or will be."""
         self.launches = 0
         """Calls of stage code that came back."""
         self.host_seconds = 0.0

@@ -14,7 +14,7 @@ from pipeflow.device.base import Buffer, Freed, Memory, Permit, map_tensors, ten
 from pipeflow.device.cpu import Cpu
 from pipeflow.errors import DeviceError
 from pipeflow.sim.access import Where
-from pipeflow.sim.memory import Allocator
+from pipeflow.sim.memory import Allocator, OutOfMemory
 from pipeflow.sim.queue import Engine, Range, SimStream
 from pipeflow.sim.tensor import SimTensor, blocks_in
 
@@ -64,6 +64,7 @@ class Sim:
         self.outward = Engine("copy out", 1)
         self.fault: DeviceError | None = None
         """Once set it stays: the device is of no more use to this process."""
+        self.lost: str | None = None
         self.events_free = options.events
         self.streams: list[SimStream] = []
         self._releases = 0
@@ -81,10 +82,17 @@ class Sim:
         self.streams.append(made)
         return made
 
+    def words(self, stream: Stream) -> SimWords:
+        """Two words that the stream writes; made at load."""
+        assert isinstance(stream, SimStream)
+        return SimWords(self, stream)
+
     @contextmanager
     def entered(self, stream: Stream) -> Generator[None]:
         """Make device and stream current for the host that runs now."""
         assert isinstance(stream, SimStream)
+        if self.lost is not None:
+            raise DeviceError(f"device {self.name!r} has failed: {self.lost}")
         host = self.world.host
         host.entered.append((self, stream))
         try:
@@ -146,7 +154,15 @@ class Sim:
                 f"{self.name}: memory cannot be released in the call that still waits for {pending[0].name}; "
                 "let the call of `drain` return first, and release in the next"
             )
-        where = Where(host.stage, host.sequence, host.name, "release")
+        before = self.allocator.reserved
+        self._unmap("release")
+        self._releases += 1
+        return Freed(self.name, before, self.allocator.reserved)
+
+    def _unmap(self, name: str) -> None:
+        """Unmap all that is free. What may still be in use there is a hazard, what is in flight a fault."""
+        host = self.world.host
+        where = Where(host.stage, host.sequence, host.name, name)
         in_flight: list[Where] = []
 
         def unmapped(chunk: Chunk) -> None:
@@ -157,17 +173,26 @@ class Sim:
                     if not event.done:
                         in_flight.append(event.where)
 
-        before = self.allocator.reserved
         self.allocator.release(unmapped)
-        self._releases += 1
         if in_flight:
             self.fail(f"an illegal memory access was encountered (in {in_flight[0]}, after a release)")
-        return Freed(self.name, before, self.allocator.reserved)
 
     def memory(self) -> Memory:
         """The allocator's counters; of a device that failed too."""
         allocator = self.allocator
         return Memory(allocator.used, allocator.reserved, int(self.options.total), self._releases)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Nothing fitted."""
+        return isinstance(error, OutOfMemory)
+
+    def is_fault(self, error: BaseException) -> bool:
+        """Its faults are all of one class."""
+        return isinstance(error, DeviceError)
+
+    def lose(self, what: str) -> None:
+        """Any call from now on is told in the log, as `call-after-loss`."""
+        self.lost = what
 
     def close(self) -> None:
         """No call after this."""
@@ -182,6 +207,8 @@ class Sim:
 
     def check(self) -> None:
         """Raises DeviceError if the device has failed, or was closed."""
+        if self.lost is not None:
+            self.world.record("call-after-loss", self.name, self.world.host.name)
         if self.fault is not None:
             raise DeviceError(str(self.fault)) from self.fault.__cause__
         if self._closed:
@@ -220,9 +247,29 @@ class Sim:
         self.enter_call()
         if self.world.planned("oom", self.name, "") is not None:
             raise self.allocator.refuse(nbytes)
+        try:
+            return self._take(nbytes, stream)
+        except OutOfMemory:
+            if not self._gave_back():
+                raise
+        return self._take(nbytes, stream)
+
+    def _take(self, nbytes: int, stream: SimStream) -> SimTensor:
         return self.world.tensor(
             self.allocator, nbytes, stream, self.torch_name, lambda: self.creating("device memory")
         )
+
+    def _gave_back(self) -> bool:
+        """Nothing fits: give cached memory back, as `pipeflow.sim.memory` says. Whether there was any; never
+        on the loop, which cannot wait."""
+        host = self.world.host
+        before = self.allocator.reserved
+        if host is self.world.loop_host or before == self.allocator.used:
+            return False
+        self.allocator.settle(host.await_mark)
+        self._unmap("out of memory")
+        self.check()
+        return self.allocator.reserved < before
 
     def fail(self, what: str, cause: BaseException | None = None) -> None:
         """The device is dead: nothing more runs, every mark and every call reports it."""
@@ -233,6 +280,30 @@ class Sim:
         self.world.record("fault", self.name, what)
         for stream in self.streams:
             stream.abandon()
+
+
+class SimWords:
+    """A lane's begin and end words. The stream writes them without time, engine or place in its queue, and
+    they are not in the log: plans and logs are those of the stages alone."""
+
+    def __init__(self, device: Sim, stream: SimStream) -> None:
+        self._stream = stream
+        self.begin_word, self.end_word = device.pinned(8), device.pinned(8)
+        for word in (self.begin_word, self.end_word):
+            word.block.fill(*word.span, 0)
+
+    def begin(self, number: int) -> None:
+        """Enqueue the write of the first word."""
+        self._stream.write_word(self.begin_word, number)
+
+    def end(self, number: int) -> None:
+        """Enqueue the write of the second word."""
+        self._stream.write_word(self.end_word, number)
+
+    def read(self) -> tuple[int, int]:
+        """What is there now: `World.peek`."""
+        peek = self._stream.device.world.peek
+        return peek(self.begin_word), peek(self.end_word)
 
 
 class SimHost(Cpu):

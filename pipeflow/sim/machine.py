@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pipeflow.device.base import refusal
 from pipeflow.errors import DeviceError
 from pipeflow.launch import StuckThread
 from pipeflow.sim.device import SimHost
@@ -67,7 +68,10 @@ class SimMachine:
         if name not in self.world.devices:
             known = ", ".join(self.world.devices)
             raise DeviceError(f"the world has no device {name!r}; it simulates {known}")
-        return self.world.devices[name]
+        device = self.world.devices[name]
+        if device.lost is not None:
+            raise refusal(name, device.lost)
+        return device
 
     def host(self, devices: Iterable[Device]) -> Device:
         return self._cpu

@@ -3,8 +3,14 @@
 As in torch, a request is rounded up to 512 bytes; up to 1 MiB it is cut from segments of 2 MiB, below 10 MiB
 from segments of 20 MiB, else from one of its own size in whole 2 MiB. The smallest free chunk that fits is
 cut, free neighbours grow together again, and chunks belong to the stream they were allocated on
-(c10/cuda/CUDACachingAllocator.cpp). Unlike it: `release` unmaps every free chunk, not only whole segments
-that are free; and where nothing fits it does not release by itself before it gives up.
+(c10/cuda/CUDACachingAllocator.cpp). Unlike it, `release` unmaps every free chunk, not only whole segments
+that are free.
+
+Where nothing fits, a device gives back what is cached, as torch with expandable segments does, and asks once
+more (`Sim.allocate`): the host waits for what is held back by `keep`, and for the work of each free chunk's
+own stream, but of no other. So a chunk that another stream may still use, in no order to its own, is unmapped
+under that: a hazard, like any `release` without a barrier. An engine that frees nothing before its last
+fence never shows one.
 
 Who used a chunk is remembered beyond its owner, so that giving on and unmapping can be checked (`access`).
 """
@@ -32,7 +38,7 @@ _MEDIUM = 10 << 20
 _MEDIUM_SEGMENT = 20 << 20
 _SEGMENT_STEP = 2 << 20
 
-_Pool = tuple[object, bool]
+_Pool = tuple["SimStream | None", bool]
 """Stream, and whether it is for small requests."""
 
 
@@ -138,6 +144,17 @@ class Allocator:
                 self._let_go(marks, chunk)
             else:
                 self._held.append((marks, chunk))
+
+    def settle(self, wait: Callable[[SimMark], None]) -> None:
+        """Have the host wait for all that is held back, and for the streams of free chunks."""
+        held, self._held = self._held, []
+        for marks, chunk in held:
+            for mark in marks:
+                wait(mark)
+            self._let_go(marks, chunk)
+        for stream, _ in {pool: None for pool, free in self._free.items() if free}:
+            if stream is not None:
+                wait(stream.mark_now())
 
     def release(self, unmapped: Callable[[Chunk], None]) -> None:
         """Unmap every free chunk; `unmapped` hears of each."""

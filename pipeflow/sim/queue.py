@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeflow.sim.device import Sim
     from pipeflow.sim.host import Host
     from pipeflow.sim.order import Timeline
+    from pipeflow.sim.tensor import SimTensor
 
 __all__ = ["Engine", "Range", "SimMark", "SimStream"]
 
@@ -127,7 +128,7 @@ class _Op:
     """One entry of a stream. Without an engine it takes `seconds` of the stream alone."""
 
     __slots__ = ("began", "compute", "due", "earliest", "engine", "event", "fault", "mark", "reads",
-                 "seconds", "start_due", "wait", "writes")  # fmt: skip
+                 "seconds", "start_due", "wait", "word", "writes")  # fmt: skip
 
     def __init__(self, earliest: float, event: Event | None = None) -> None:
         self.earliest = earliest
@@ -137,6 +138,8 @@ class _Op:
         """To record."""
         self.wait: SimMark | None = None
         """To wait for."""
+        self.word: tuple[SimTensor, int] | None = None
+        """To write: pinned memory that nobody else writes, and its value."""
         self.seconds = 0.0
         self.engine: Engine | None = None
         self.reads: Sequence[Range] = ()
@@ -185,6 +188,14 @@ class SimStream:
         self.device.world.record("wait", self.name, mark.name)
         self._after_host(self.device.world.host)
         self._wait(mark)
+
+    def write_word(self, word: SimTensor, value: int) -> None:
+        """Have a word of pinned memory written as the stream comes by."""
+        self.device.enter_call()
+        self._after_host(self.device.world.host)
+        op = _Op(self.device.world.host.now)
+        op.word = word, value
+        self._append(op)
 
     # What is enqueued -------------------------------------------------------------------------------
 
@@ -318,6 +329,10 @@ class SimStream:
                     op.wait.when_passed(self._woken)
                     return
                 self._ops.popleft()
+            elif op.word is not None:
+                word, value = op.word
+                self._ops.popleft()
+                word.block.fill(*word.span, value)
             else:
                 if op.engine is None or op.engine.take(self):
                     self._start(op)

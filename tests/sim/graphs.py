@@ -234,6 +234,8 @@ class Drawn:
             getattr(self, f"_{rng.choice(kinds)}")(rng.choice(self.streams))
         self._sinks()
         self.faults: list[testing.Fault] = []
+        self.starves: list[testing.Fault] = []
+        """Jobs that run out of memory once, and can be run again: nothing else may change by that."""
         self.cancel_at: float | None = None
         self.drains = False
         self._trouble()
@@ -249,6 +251,7 @@ class Drawn:
             self.expected.pop(name, None)
             self.seen.pop(name, None)
         self.faults = [fault for fault in self.faults if fault.stage not in gone]
+        self.starves = [fault for fault in self.starves if fault.stage not in gone]
 
     # Stages ----------------------------------------------------------------------------------------
 
@@ -439,13 +442,23 @@ class Drawn:
         on_device = [name for name, spec in self.stages.items() if "on" in spec]
         drawn = rng.random()
         if drawn < 0.3 and on_device:
-            kind = rng.choice(["illegal access", "assert", "hang"])
+            kind = rng.choice(["illegal access", "assert", "hang", "oom"])
             self.faults = [testing.Fault(kind, stage=rng.choice(on_device), number=rng.randint(0, 5))]
             self.traits.add("fault")
         elif drawn < 0.72:
             self.cancel_at = rng.uniform(0, 0.4)
             self.drains = rng.random() < 0.3
             self.traits.add("cancel")
+        kinds = ("map", "batch", "reads", "loose")
+        again = [name for name in on_device if self.stages[name]["uses"] in kinds]
+        again = [name for name in again if all(fault.stage != name for fault in self.faults)]
+        if again and rng.random() < 0.4:
+            count = rng.choice([1, 1, 2, 3])
+            self.starves = [  # no item twice: that would be an error
+                testing.Fault("oom", stage=rng.choice(again), sequence=seq)
+                for seq in rng.sample(range(6), count)
+            ]
+            self.traits.add("memory")
 
     @property
     def document(self) -> dict[str, Any]:
@@ -487,7 +500,8 @@ def run(drawn: Drawn, operations: testing.OperationLog | None = None) -> testing
                 assert not left, f"the run is over, the work is not: {left}"
 
     return testing.simulate(
-        drawn.document, registry=drawn.registry, seed=drawn.seed, faults=drawn.faults, act=act, limit=LIMIT,
+        drawn.document, registry=drawn.registry, seed=drawn.seed,
+        faults=[*drawn.faults, *drawn.starves], act=act, limit=LIMIT,
         operations=operations,
         lag=drawn.rng.choice([1e-6, 1e-3, 0.02]), jitter=drawn.rng.choice([0.0, 0.3]),
     )  # fmt: skip
@@ -529,6 +543,9 @@ def shrink(seed: int) -> tuple[frozenset[str], BaseException]:
 def _judge(drawn: Drawn, ran: testing.Simulated) -> None:
     error = ran.error
     struck = [fault for fault in drawn.faults if fault.struck]
+    starved = struck if struck and struck[0].kind == "oom" else []
+    if starved and (error is None or not _cannot_again(drawn, starved[0], error)):
+        struck = []  # its job ran again: nothing else may have changed
     assert not isinstance(error, (TimeoutError, StallError)) or struck, f"it hangs: {error}"
     assert error is None or isinstance(error, PipeflowError), repr(error)
     unexpected = [h for h in ran.hazards if not struck]
@@ -555,6 +572,14 @@ def _culprit(drawn: Drawn, fault: testing.Fault, error: BaseException) -> None:
     text = "\n".join([str(error), *getattr(error, "__notes__", [])])
     device = drawn.stages[fault.stage]["on"]
     assert fault.stage in text or device in text or isinstance(error, Cancelled), text
+
+
+def _cannot_again(drawn: Drawn, fault: testing.Fault, error: BaseException) -> bool:
+    """Whether the job that ran out of memory could not be run again, and the error says so."""
+    uses = drawn.stages[fault.stage]["uses"]
+    assert isinstance(error, StageError), repr(error)
+    assert (error.stage, "out of memory and" in str(error)) == (fault.stage, True), str(error)
+    return uses in ("source", "flat", "writes")
 
 
 def _outputs(drawn: Drawn, *, whole: bool) -> None:

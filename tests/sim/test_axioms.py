@@ -17,7 +17,6 @@ LEFT: dict[str, str] = {
     "4.4": "step 3: `record_stream` for what a stage keeps, with the holders of a storage counted",
     "4.10": "step 3: process lanes, which need a child process",
     "5.7": "step 8: several ranks under torchrun",
-    "7.3": "step 2: parked jobs after out of memory",
     "7.6": "step 3: children of process lanes",
 }
 """Numbers without a test: the step that brings what they need."""
@@ -27,7 +26,6 @@ PARTLY: dict[str, str] = {
     "4.7": "step 3: `ctx.side`",
     "4.8": "step 3: pinned slots made at load",
     "4.9": "step 3: a caller's own stream, for tensors that go in",
-    "7.2": "step 2: begin and end words, and suspects by name",
     "4.11": "step 3: pinned slots made at load, and what a real queue blocks",
 }
 """Numbers with tests, of which a part waits all the same."""

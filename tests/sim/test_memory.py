@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import random
+from typing import Any
 
 import pytest
 from scene import MIB, SEEDS, Lane, kinds, noticed, play
@@ -568,24 +569,75 @@ def test_blocks_are_given_on_at_once_but_only_on_their_stream():
     assert play(scene).hazards == []
 
 
+def test_where_nothing_fits_cached_memory_goes_back_first():
+    """As in torch: the host waits for the work under it, and what it enqueues then starts after that."""
+
+    async def scene(world: World, _) -> None:
+        lane, other = Lane(world, "lane"), Lane(world, "other")
+        device = lane.device
+
+        def work() -> None:
+            world.kernel("long", 5.0, [], [world.empty(60 * MIB)])
+
+        lane.job(work)
+        assert device.memory()[:2] == (0, 60 * MIB)
+        begun: list[float] = []
+
+        def ask() -> Any:
+            made = world.empty(70 * MIB)
+            world.kernel("after", 1.0, [], [made], lambda: begun.append(world.loop.time()))
+            return made
+
+        made, mark = other.job(ask)
+        assert device.memory()[:2] == (70 * MIB, 70 * MIB)
+        assert await noticed(world, mark) is None
+        assert begun == [pytest.approx(6.0, abs=4)]
+        assert begun[0] >= 2.5, "the memory under the long kernel was not there before"
+        assert made is not None
+
+    world = play(scene, devices={"sim:0": {"total": 100 * MIB}})
+    assert world.hazards == []
+
+
+def test_what_another_stream_may_still_use_is_a_hazard_as_it_goes_back():
+    """Torch with expandable segments waits for a segment's own stream alone."""
+
+    async def scene(world: World, _) -> None:
+        lane, other = Lane(world, "lane"), Lane(world, "other")
+
+        def make() -> Any:
+            made = world.empty(60 * MIB)
+            world.kernel("make", 0.1, [], [made])
+            return made
+
+        held = [lane.job(make)]
+        other.job(lambda: world.kernel("read", 5.0, [held[0][0]], []), waits=[held[0][1]])
+        held.clear()
+        with pytest.raises(DeviceError, match="illegal memory access"):
+            lane.job(lambda: world.empty(70 * MIB))
+
+    world = play(scene, devices={"sim:0": {"total": 100 * MIB}})
+    assert kinds(world) == {"unmapped"}
+
+
 def test_out_of_memory_changes_nothing():
     async def scene(world: World, _) -> None:
         lane = Lane(world, "lane")
         device = lane.device
         held, _ = lane.job(lambda: world.empty(60 * MIB))
-        dropped, _ = lane.job(lambda: world.empty(30 * MIB))
-        del dropped
+        more, _ = lane.job(lambda: world.empty(30 * MIB))
         before, log = device.memory(), len(world.log)
         with pytest.raises(OutOfMemory) as caught:
             lane.job(lambda: world.empty(40 * MIB))
         said = str(caught.value)
         assert "Tried to allocate 40.00 MiB" in said
         assert "total capacity is 100.00 MiB, of which 10.00 MiB is free" in said
-        assert "60.00 MiB is allocated, and 30.00 MiB is reserved but unallocated" in said
+        assert "90.00 MiB is allocated, and 0 bytes is reserved but unallocated" in said
         del caught
         gc.collect()
         assert device.memory() == before
         assert len(world.log) == log
+        del more
         fits, _ = lane.job(lambda: world.empty(30 * MIB))
         assert device.memory().reserved == before.reserved
         with world.on(lane.host), pytest.raises(OutOfMemory):
