@@ -263,6 +263,11 @@ class Leases:
                 return instance
         return None
 
+    @property
+    def waits(self) -> bool:
+        """Whether it stands in a line."""
+        return bool(self._queued)
+
     def wanted(self) -> bool:
         """Whether a writer waits for one of them."""
         return any(any(instance.queue.values()) for instance, _ in self._all)

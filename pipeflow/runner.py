@@ -390,17 +390,21 @@ class Runner:
         return False
 
     def _free_lane(self) -> Lane | None:
-        """The next lane in turn that has room and an open gate."""
+        """The next lane in turn that has room and an open gate. One that waits in a line for leases comes
+        first: with its place there it holds up others, and only a job of its own takes it out."""
         lanes = self.lanes
         count = len(lanes)
         if count == 1:
             lane = lanes[0]
             return lane if lane.gate is None or lane.gate.open else None
+        found: Lane | None = None
         for offset in range(count):
             lane = lanes[(self._next_lane + offset) % count]
             if lane.busy < lane.in_flight and (lane.gate is None or lane.gate.open):
-                return lane
-        return None
+                if lane.leases and lane.leases.waits:
+                    return lane
+                found = found or lane
+        return found
 
     def buffers(self, item: Item) -> Sequence[Buffer]:
         """The storages of an item, for an edge with a byte budget."""

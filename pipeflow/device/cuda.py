@@ -104,7 +104,7 @@ class CudaStream:
 
 class CudaWords:
     """Two words of pinned memory, which the stream writes by `cuStreamWriteValue64`: no kernel, no copy, no
-    memory of the device. H200: 1.1 us of the host a word (a copy of torch: 9)."""
+    memory of the device. H200: a word costs the host 2.8 us and the stream 2 (a copy of torch's: 9 and 5)."""
 
     def __init__(self, device: Cuda, stream: CudaStream, write: Any) -> None:
         import torch

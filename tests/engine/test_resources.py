@@ -274,3 +274,31 @@ def test_a_resource_opened_under_a_cancel_is_closed(tmp_path: Path) -> None:
 
     in_loop(main)
     assert closed == ["opened"]
+
+
+def test_a_lane_that_waits_in_a_line_takes_the_next_item(tmp_path: Path) -> None:
+    """Of two lanes that read, one waits in line with a writer behind it. The next item must be its own: with
+    the other lane, behind the writer, all three would wait for ever. Found by random graphs, 4 in 288,000."""
+    stages = {
+        "a": {"uses": "numbers", "with": {"count": 3}},
+        "w": {"uses": "writes", "from": "a", "writes": "box"},
+        "r": {"uses": "reads", "from": "w", "reads": "box", "replicas": 2},
+    }
+
+    async def act(pipeline: Any) -> Any:
+        reader = pipeline._assembly.runners["r"]
+        (writer,) = pipeline._assembly.runners["w"].lanes
+        first, second = reader.lanes
+        assert reader._free_lane() is first
+        writer.leases.take()
+        assert first.leases.blocker() is not None
+        reader._next_lane = 1
+        assert reader._free_lane() is first
+        first.leases.forget()
+        assert reader._free_lane() is second
+        writer.leases.give_back(REACHED)
+        reader._next_lane = 0
+        return await pipeline.run()
+
+    uses = {"box": Box, "writes": Writes, "reads": Reads}
+    fine(go(tmp_path, stages, uses, act, resources={"box": {"uses": "box"}}))

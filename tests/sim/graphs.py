@@ -23,6 +23,7 @@ from pipeflow import (
     Resource,
     Stage,
     StageError,
+    release,
     testing,
 )
 from pipeflow.errors import PipeflowError, StallError, Stuck
@@ -465,7 +466,7 @@ class Drawn:
         found: dict[str, Any] = {"pipeflow": 1, "name": "drawn", "stages": self.stages}
         if self.resources:
             found["resources"] = self.resources
-        return found | {"run": {"stall": "2000s"}}
+        return found | {"run": {"stall": "2000s", "stop": {"grace": "100s"}}}
 
 
 def _sources(spec: dict[str, Any]) -> list[str]:
@@ -518,6 +519,8 @@ def check(seed: int, without: frozenset[str] = frozenset()) -> set[str]:
             f"seed {seed}: {sorted(drawn.traits)}, faults {drawn.faults}, cancel {drawn.cancel_at}"
         )
         raise
+    finally:
+        release._held.clear()  # a world is over as its run is: else each hang and fault would stay in memory
     return drawn.traits
 
 

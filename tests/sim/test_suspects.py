@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -37,6 +38,15 @@ def suspects(error: BaseException | None) -> list[str]:
     found = re.search(r"suspects: (.*?)\. ", f"{error}. ")
     assert found is not None, str(error)
     return found[1].split(", ")
+
+
+class GoesOn(Stage[Any, Any]):
+    """Its code on the loop hears nothing of a fault, and would launch for ever."""
+
+    async def run(self, item: Any, ctx: Any) -> Any:
+        for _ in range(100):
+            await asyncio.sleep(0.3)
+            await ctx.enqueue(lambda: testing.kernel(0.1, [], [testing.empty(512)], name="more"))
 
 
 LANES = {
@@ -177,20 +187,21 @@ def test_no_call_of_the_device_follows_and_other_devices_are_closed(seed: int) -
         "bad": {"uses": "closes", "from": "a", "on": "cuda:0", "replicas": 2, "in_flight": 3},
         "mate": {"uses": "closes", "from": "bad", "on": "cuda:0", "in_flight": 2},
         "well": {"uses": "closes", "from": "a", "on": "cuda:1"},
+        "goes_on": {"uses": "goes_on", "from": "a", "on": "cuda:0", "queue": {"items": 1}},
         "quiesce": {"uses": "barrier", "from": "mate", "every": 2},
         "guarded": {"uses": "guarded", "from": "quiesce"},
     }
     fault = testing.Fault("illegal access", device="cuda:0", number=10 + seed)
     ran = run(
-        stages, {"closes": Closes}, seed=seed, faults=[fault], devices=MANY, lag=(0.0, 0.01, 3.0)[seed % 3],
-        settings={"stop": {"grace": "100s"}},
+        stages, {"closes": Closes, "goes_on": GoesOn}, seed=seed, faults=[fault], devices=MANY,
+        lag=(0.0, 0.01, 3.0)[seed % 3], settings={"stop": {"grace": "100s"}},
     )  # fmt: skip
     assert isinstance(ran.error, DeviceError)
     assert not [line for line in ran.log if line[1] == "call-after-loss"]
     assert "well" in Closes.closed
     assert not {"bad", "mate"} & set(Closes.closed), "it might call the device"
     left_out = [line["stage"] for line in ran.lines("log.jsonl") if line["event"] == "close left out"]
-    assert sorted(left_out) == ["stage 'bad'", "stage 'bad'", "stage 'mate'"]
+    assert sorted(left_out) == ["stage 'bad'", "stage 'bad'", "stage 'goes_on'", "stage 'mate'"]
 
 
 @pytest.mark.axiom("7.2")
