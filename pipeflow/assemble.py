@@ -13,6 +13,7 @@ from pipeflow.checkpoint.cut_edge import CutEdge
 from pipeflow.context import seed_of
 from pipeflow.device.cpu_late import CpuLate
 from pipeflow.edge import Edge
+from pipeflow.enqueue import make_enqueue
 from pipeflow.errors import StageError
 from pipeflow.gate import gates_of_this_loop
 from pipeflow.guarded import GuardedRunner
@@ -345,7 +346,7 @@ class Assembly:
                 return
             lane.watcher = lane.hook_launcher = self._one_by_one(lane, self._launcher(name, marks=marks))
             if not runner.on_host:
-                lane.enqueue = lane.make_enqueue(engine, lane.hook_launcher)
+                lane.enqueue = make_enqueue(lane, engine, lane.hook_launcher)
             return
         launcher = self._one_by_one(lane, self._launcher(name, inline=inline, marks=marks))
         lane.launcher = lane.watcher = lane.hook_launcher = launcher

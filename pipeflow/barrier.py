@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from pipeflow import handover
+from pipeflow import handover, unused
 from pipeflow.errors import StageError
 from pipeflow.gate import gates_of_this_loop
 from pipeflow.guarded import RunIsOver, go_on
@@ -68,7 +68,7 @@ class BarrierRunner(Runner):
     def pump(self) -> None:
         self.queued_for_pump = False
         if self.closed:
-            self.discard()
+            unused.discard(self)
         if self.closed or self._busy or not self.engine.admitting:
             return
         assert self.inputs is not None

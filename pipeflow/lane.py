@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from contextvars import ContextVar
 from traceback import format_tb
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeflow.context import Context
 from pipeflow.device.base import is_tensor, map_tensors, tensors_in
-from pipeflow.faults import device_failed
+from pipeflow.enqueue import item_of_task
 from pipeflow.item import Port, Scatter
 from pipeflow.job import END, Launched
 from pipeflow.lifetime import refuse_writes, stamp_of, versions_of
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeflow.device.base import Device, Mark, Memory, Stream
-    from pipeflow.engine import Engine
     from pipeflow.gate import Gate
     from pipeflow.job import Job, Stamps
     from pipeflow.launch import Launcher
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
     from pipeflow.suspects import Trace
 
 __all__ = ["Lane"]
-
-_item: ContextVar[int | None] = ContextVar("item", default=None)
-"""Of the async job that runs in this task, or in what it started."""
 
 
 class Lane:
@@ -103,7 +98,7 @@ class Lane:
         """Hears of each step of a launch, if the run keeps such a log."""
         self.trace: Trace | None = None
         """Tells after a fault whether the device was in this lane's work."""
-        self._deadlines: dict[asyncio.Task[Any] | None, asyncio.Timeout] = {}
+        self.deadlines: dict[asyncio.Task[Any] | None, asyncio.Timeout] = {}
         """Of async jobs under way, by the task that runs them."""
 
     def context(self, sequence: int | None, *, snapshot: Snapshot | None = None) -> Context:
@@ -200,7 +195,7 @@ class Lane:
         stamps: Stamps = None
         error: BaseException | None = None
         operations, number = self.operations, job.launch
-        _item.set(job.number)
+        item_of_task.set(job.number)
         if waits and self.enqueue is not None:
             await self.enqueue(lambda: self._wait_for(waits, number))
         if operations is not None:
@@ -258,14 +253,14 @@ class Lane:
         deadline = asyncio.timeout(seconds)
         try:
             async with deadline:
-                self._deadlines[task] = deadline
+                self.deadlines[task] = deadline
                 return await (self._next(job, context) if self.generates else self._call(job, context))
         except TimeoutError as error:
             if deadline.expired():
                 raise TimeoutError(f"took longer than its timeout of {seconds:g} s") from error
             raise
         finally:
-            self._deadlines.pop(task, None)
+            self.deadlines.pop(task, None)
 
     def _hand_over(
         self, value: Any, job: Job, context: Context | None, error: BaseException | None
@@ -352,101 +347,6 @@ class Lane:
             return Launched(None, mark, context, error, self.now() - begun, starved=starved)
         finally:
             error = None  # no cycle, as in `launch`
-
-    def make_enqueue(
-        self, engine: Engine, launcher: Launcher
-    ) -> Callable[[Callable[[], Any]], Awaitable[Any]]:
-        """How an async stage launches on its device: on a thread and the lane's stream, past the gate."""
-
-        async def enqueue(function: Callable[[], Any]) -> Any:
-            gate = self.gate
-            if gate is not None:
-                if not gate.open:
-                    await self._pass(gate, engine)
-                gate.enter(self, None)
-            operations = self.operations
-            number = operations.submits_hook(self, "enqueue") if operations is not None else 0
-            item = _item.get()
-            answer: asyncio.Future[Any] = engine.loop.create_future()
-
-            def run() -> tuple[Any, BaseException | None, Mark, bool]:
-                value: Any = None
-                error: BaseException | None = None
-                with self.device.entered(self.stream):
-                    if self.trace is not None:
-                        self.trace.begin(item)
-                    if operations is not None:
-                        operations.add("enter", number)
-                        operations.add("begin", number)
-                    try:
-                        value = function()
-                    except BaseException as raised:  # it may have enqueued work before
-                        error = raised
-                    try:
-                        if self.trace is not None:
-                            self.trace.end()
-                        mark = self.stream.record()
-                        if self.debug_sync:
-                            mark.wait()
-                        if operations is not None:
-                            operations.add("end", number, error is not None)
-                            operations.recorded(number, mark)
-                        return value, error, mark, mark.passed()
-                    finally:
-                        value = error = None  # no cycle, as in `launch`
-
-            def awaited(_: Any, fault: BaseException | None) -> None:
-                if operations is not None:
-                    operations.noticed(number, fault)
-                reached(None, fault)
-
-            def reached(_: Any, fault: BaseException | None) -> None:
-                if operations is not None and fault is None:
-                    operations.add("reached", number)
-                if fault is not None:
-                    device_failed(engine, self.device, fault, f"what stage {self.name!r} enqueued")
-                elif gate is not None:
-                    gate.leave(self, None)
-
-            def returned(
-                launched: tuple[Any, BaseException | None, Mark, bool] | None, fault: BaseException | None
-            ) -> None:
-                if launched is None:
-                    if operations is not None:
-                        operations.came_back(number, None)
-                    reached(None, fault)
-                    answer.cancel()
-                    return
-                value, error, mark, passed = launched
-                if operations is not None:
-                    operations.add("returned", number, passed)
-                if passed:
-                    reached(None, None)
-                else:
-                    launcher.watch("what it enqueued", mark, awaited)
-                if answer.done():
-                    return
-                if error is None:
-                    answer.set_result(value)
-                else:
-                    answer.set_exception(error)
-
-            launcher.submit("what it enqueues", run, returned)
-            return await answer
-
-        return enqueue
-
-    async def _pass(self, gate: Gate, engine: Engine) -> None:
-        """Wait at a closed gate. The job's own timeout stands still meanwhile (axiom 5.3)."""
-        deadline = self._deadlines.get(asyncio.current_task())
-        left = None
-        if deadline is not None and (when := deadline.when()) is not None:
-            left = when - engine.loop.time()
-            deadline.reschedule(None)
-        while not gate.open:
-            await engine.next_progress()
-        if deadline is not None and left is not None:
-            deadline.reschedule(engine.loop.time() + left)
 
     def close_generator(self, job: Job) -> Callable[[], Any] | Callable[[], Awaitable[Any]] | None:
         """How to end a generator that will not be asked again; None where there is none."""

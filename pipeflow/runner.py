@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from pipeflow import finishing, handover, production
-from pipeflow.fence import REACHED
+from pipeflow import finishing, handover, production, unused
 from pipeflow.inputs import Batches
-from pipeflow.job import Job, Output
+from pipeflow.job import Job
 from pipeflow.lacks import lacks
 from pipeflow.launching import launch
 from pipeflow.linger import Linger
@@ -161,7 +160,7 @@ class Runner:
         """Do all that can be done now."""
         self.queued_for_pump = False
         if self.closed:
-            self.discard()
+            unused.discard(self)
             return
         moved = True
         while moved:
@@ -184,7 +183,7 @@ class Runner:
         if self.limit is not None and self.sated:
             for source in self.sources:
                 source.end()
-            return self.discard()
+            return unused.discard(self)
         passed = inputs.gaps()
         if self._linger is not None:
             self._linger.keep()
@@ -192,37 +191,13 @@ class Runner:
             for track in self.tracks:
                 if track.writes is not None:
                     track.lost(seq)
-            self._pass_gap(seq)
+            unused.pass_gap(self, seq)
         return bool(passed)
 
     @property
     def sated(self) -> bool:
         """It has taken as many items as `limit` says."""
         return self.limit is not None and self.counters.started >= self.limit
-
-    def discard(self) -> bool:
-        """Past its limit, or its end, whatever still comes retires unused, so that nobody upstream waits for
-        a credit."""
-        inputs = self.inputs
-        if inputs is None:
-            return False
-        self.stop_waiting()
-        left = inputs.discard() if isinstance(inputs, Batches) else []
-        for edge in inputs.edges:
-            while not edge.empty:
-                if (seq := edge.gap()) is not None:
-                    self._lose(seq)
-                item = edge.throw_away()
-                if item is not None:
-                    left.append((edge, item))
-        for edge, item in left:
-            self._lose(edge.number(item))
-            self.retire(edge, item)
-        return bool(left)
-
-    def _lose(self, number: int) -> None:
-        for track in self.tracks:
-            track.lost(number)
 
     @property
     def drained(self) -> bool:
@@ -234,18 +209,6 @@ class Runner:
         if not self.ending:
             self.ending = True
             self.wake()
-
-    def _pass_gap(self, seq: int) -> None:
-        self.counters.gaps += 1
-        if not self.outs or (self.starts_domain and not self.scatters):
-            return
-        job = Job(None, seq, None, 0.0)
-        job.returned = True
-        job.outputs.append(Output(None, REACHED, live=False, seq=seq))
-        for edge in self.outs:
-            if edge.pinned and edge.consumer.fires_on_gaps and edge.selects(seq):
-                self.pins += 1
-        self.hand.append(job)
 
     def retire(self, edge: Edge, item: Item, *, passes: bool = False) -> None:
         """An item that no job of this stage will use leaves once its own fence is reached. `passes`: its

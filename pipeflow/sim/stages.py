@@ -19,7 +19,6 @@ from pipeflow.spec import SimSpec
 from pipeflow.stage import Gather, Kind, Resource, Stage
 
 if TYPE_CHECKING:
-
     from pipeflow.graph import Graph, Node
     from pipeflow.sim.world import World
 

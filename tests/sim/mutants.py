@@ -376,16 +376,16 @@ MUTANTS = [
     ),
     Mutant(
         "the loop drains devices itself",
-        "pipeflow.barrier",
-        'await self.engine.off_loop(device.drain, f"drain of {device.name}")',
+        "pipeflow.quiesce",
+        'await engine.off_loop(device.drain, f"drain of {device.name}")',
         "device.drain()",
         "tests/sim/test_axiom_lifetime.py::test_the_loop_makes_no_device_call",
     ),
     Mutant(
         "a timeout runs on at a closed gate",
-        "pipeflow.lane",
-        "            deadline.reschedule(None)",
-        "            pass",
+        "pipeflow.enqueue",
+        "        deadline.reschedule(None)",
+        "        pass",
         "tests/sim/test_axiom_barrier.py::test_an_async_stage_in_mid_generation_waits_at_the_gate_and_its_timeout_with_it",
     ),
     Mutant(
@@ -397,9 +397,9 @@ MUTANTS = [
     ),
     Mutant(
         "background work is not joined",
-        "pipeflow.barrier",
-        "            await self._quiesce(lane, seq)",
-        "            pass",
+        "pipeflow.quiesce",
+        "        await _join(engine, lane, name, seq)",
+        "        pass",
         "tests/sim/test_axiom_rule.py::test_what_passes_shows_none",
     ),
     Mutant(
